@@ -1,0 +1,1 @@
+"""Backbones, one file a family; found by scanning this folder."""
