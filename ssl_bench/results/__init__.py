@@ -1,0 +1,1 @@
+"""Atomic files, rows, aggregation, statistics, tables, plots and the report; no torch in here."""
