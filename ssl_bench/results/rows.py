@@ -75,6 +75,11 @@ class Row:
         return (self.dataset, self.method, self.variant, self.backbone, -1.0 if self.epochs is None else self.epochs)
 
     @property
+    def trial_status(self) -> str:
+        """Status of the row's trial: a finished one may lack this row."""
+        return "done" if self.status == "missing" else self.status
+
+    @property
     def column(self) -> str:
         """Leaderboard column of the figure: `protocol/metric`, the split added unless it is test."""
         protocol = f"{self.protocol}[{self.protocol_variant}]" if self.protocol_variant else self.protocol

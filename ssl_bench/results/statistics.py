@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 Array = NDArray[np.float64]
@@ -138,7 +138,7 @@ def iqm(scores: Matrix) -> float:
 
 
 def optimality_gap(scores: Matrix, gamma: float = 1.0) -> float:
-    """gamma - mean(min(score, gamma)): how far the scores stay below `gamma` on average."""
+    """Distance to `gamma`: gamma - mean(min(score, gamma))."""
     return gamma - float(np.minimum(scores, gamma).mean())
 
 
@@ -180,7 +180,7 @@ def performance_profile(scores: Matrix, thresholds: Sequence[float]) -> list[flo
     return [float((scores > threshold).mean()) for threshold in thresholds]
 
 
-def ranks(scores: Sequence[Sequence[float]]) -> Array:
+def ranks(scores: ArrayLike) -> Array:
     """Ranks per dataset of (D, k) scores: the highest gets 1, ties the average of their places."""
     table = np.asarray(scores, dtype=np.float64)
     higher = (table[:, None, :] > table[:, :, None]).sum(axis=2)
@@ -201,7 +201,7 @@ class RankTest:
     critical_difference: float  # Nemenyi, 0.05
 
 
-def rank_test(scores: Sequence[Sequence[float]]) -> RankTest:
+def rank_test(scores: ArrayLike) -> RankTest:
     """Friedman and Iman-Davenport tests on (D, k) scores, with Nemenyi's critical difference.
 
     Methods whose mean ranks differ by less than the critical difference are not separable. The F
@@ -233,7 +233,7 @@ def nemenyi_critical_difference(num_methods: int, num_datasets: int, *, alpha: f
     return q * math.sqrt(num_methods * (num_methods + 1) / (6 * num_datasets))
 
 
-def wilcoxon(a: Sequence[float], b: Sequence[float]) -> float:
+def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
     """Two-sided signed-rank p value over D paired task means; below 0.05 only possible for D >= 6."""
     from scipy.stats import wilcoxon as signed_rank  # slow to import
 
