@@ -41,7 +41,7 @@ def summarize(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
     n = len(values)
     if n == 0:
         return Summary(0, None, None, None, None)
-    mean = math.fsum(values) / n
+    mean = values[0] if min(values) == max(values) else math.fsum(values) / n  # equal values: exactly no spread
     if n == 1:
         return Summary(1, mean, None, None, None)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))

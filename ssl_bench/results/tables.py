@@ -6,6 +6,7 @@ The same rows give the same bytes: no clock, no locale, no file order enters.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -190,8 +191,10 @@ def footer(board: Leaderboard) -> list[str]:
                 f"version {row.protocol_version}, {selection}, {row.n_test} {row.split} images"
             )
     lines += [f"{name}: {'; '.join(sorted(texts))}." for name, texts in sorted(protocols.items())]
-    notes_of_recipes = sorted({recipe_note(cell) for table in board.tables.values() for cell in table})
-    lines.append(f"Hyper-parameters of pretraining: {'; '.join(notes_of_recipes) or 'unknown'}.")
+    recipes: dict[str, set[str]] = {}
+    for cell in (cell for table in board.tables.values() for cell in table):
+        recipes.setdefault(recipe_note(cell), set()).add(cell.method)
+    lines += [f"Pretraining of {', '.join(sorted(recipes[text]))}: {text}." for text in sorted(recipes)]
     for title, name in (("Seeds", "seed"), ("Precision", "precision"), ("Commit", "commit"), ("torch", "torch_version"),
                         ("lightning", "lightning_version"), ("Hardware", "hardware")):  # fmt: skip
         values = {value for row in board.rows if (value := getattr(row, name)) not in ("", None)}
@@ -220,8 +223,8 @@ def recipe_note(cell: Cell) -> str:
 
 
 def column_title(column: str) -> str:
-    """`linear/top1` -> "linear top1"."""
-    return column.replace("/", " ")
+    """A column for readers: `knn/top1_k20` -> "knn top-1 k20"."""
+    return re.sub(r"top(\d)", r"top-\1", column).replace("/", " ").replace("_", " ")
 
 
 def family_text(cell: Cell) -> str:
@@ -241,6 +244,11 @@ def figure(summary: Summary, column: str) -> str:
     if summary.std is None or summary.low is None or summary.high is None:
         return f"{show(summary.mean)} (n = 1)"
     return f"{show(summary.mean)} ± {show(summary.std)} [{show(summary.low)}, {show(summary.high)}]"
+
+
+def short_figure(summary: Summary, column: str) -> str:
+    """Mean ± std only, for wide tables; the interval stands in the CSV file."""
+    return figure(summary, column).split(" [")[0]
 
 
 def seeds_text(cell: Cell) -> str:
@@ -282,15 +290,11 @@ def count_text(value: float | None) -> str:
 
 def _other_measurements(board: Leaderboard, table: Sequence[Cell], names: Mapping[Cell, str]) -> list[str]:
     others = [column for column in board.columns if column not in board.headline]
-    lines = [
-        [_md(column), _md(names[cell]), figure(summary, column)]
-        for column in others
-        for cell in table
-        if (summary := cell.summary(column)).n
-    ]
-    if not lines:
+    others = [column for column in others if any(cell.summary(column).n for cell in table)]
+    if not others:
         return []
-    body = _md_table(["Measurement", "Method", "Value"], lines, left=(0, 1))
+    lines = [[_md(names[cell]), *(short_figure(cell.summary(column), column) for column in others)] for cell in table]
+    body = _md_table(["Method", *map(column_title, others)], lines, left=(0,))
     return [f"<details><summary>Other measurements ({len(others)})</summary>", body, "</details>"]
 
 
