@@ -205,6 +205,16 @@ def footer(board: Leaderboard) -> list[str]:
     return lines
 
 
+def overall_text(overall: OverallTable) -> str:
+    """What the table over datasets shows and how far it can be trusted."""
+    return (
+        f"{column_title(overall.column)} on {', '.join(overall.datasets)}; methods and seeds that every dataset has. "
+        f"Mean ranks closer than {overall.critical_difference:.2f} (Nemenyi, 5 %) are not separable; "
+        f"Iman-Davenport p = {overall.friedman_p:.3g}. Interquartile mean with the 95 % stratified bootstrap interval "
+        f"over seeds; a broken run scores {FAILED_SCORE:g}. Accuracies are pooled as they are, not rescaled by chance."
+    )
+
+
 def notes(cell: Cell) -> list[str]:
     """What a reader must know of a cell: why trials ended badly, missing rows, notes of trials and metrics."""
     found = []
@@ -305,14 +315,7 @@ def _overall_section(overall: OverallTable) -> list[str]:
         for m in overall.methods
     ]  # fmt: skip
     header = ["Method", "Mean rank", "Interquartile mean", "Optimality gap", "Seeds", "Failed"]
-    return [
-        "## Over datasets",
-        f"{column_title(overall.column)} on {', '.join(overall.datasets)}; methods and seeds that every dataset has. "
-        f"Mean ranks closer than {overall.critical_difference:.2f} (Nemenyi, 5 %) are not separable; "
-        f"Iman-Davenport p = {overall.friedman_p:.3g}. Interquartile mean with the 95 % stratified bootstrap interval "
-        f"over seeds; a broken run scores {FAILED_SCORE:g}. Accuracies are pooled as they are, not rescaled by chance.",
-        _md_table(header, lines, left=(0,)),
-    ]
+    return ["## Over datasets", _md(overall_text(overall)), _md_table(header, lines, left=(0,))]
 
 
 def _problem_section(board: Leaderboard) -> list[str]:
