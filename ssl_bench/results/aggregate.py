@@ -156,12 +156,20 @@ def sorted_cells(cells: Sequence[Cell], column: str | None) -> dict[str, list[Ce
 
 def labels(cells: Sequence[Cell]) -> dict[Cell, str]:
     """A short unique name for each cell of one dataset: what is equal everywhere is left out."""
-    backbones, epochs = {cell.backbone for cell in cells}, {cell.epochs for cell in cells if not cell.is_reference}
+    backbones = {cell.backbone for cell in cells}
+    budgets: dict[tuple[str, str, str], set[float]] = {}
+    for cell in cells:
+        budgets.setdefault((cell.method, cell.variant, cell.backbone), set()).add(cell.epochs)
+    # references may have a budget of their own (0 epochs) without the names needing it
+    several_budgets = (
+        len({cell.epochs for cell in cells if not cell.is_reference}) > 1
+        or max(map(len, budgets.values()), default=0) > 1
+    )
     names = {}
     for cell in cells:
         extra = [cell.variant] if cell.variant else []
         extra += [cell.backbone] if len(backbones) > 1 else []
-        extra += [f"{cell.epochs:g} epochs"] if len(epochs) > 1 else []
+        extra += [f"{cell.epochs:g} epochs"] if several_budgets else []
         names[cell] = f"{cell.method} ({', '.join(extra)})" if extra else cell.method
     return names
 
@@ -213,13 +221,34 @@ def compare_cells(table: Sequence[Cell], column: str) -> list[PairResult]:
     ]  # fmt: skip
 
 
-def groups(table: Sequence[Cell], comparisons: Sequence[PairResult]) -> dict[Cell, str]:
-    """Letters of one dataset's rows: rows that share a letter could not be separated."""
+def places(table: Sequence[Cell], comparisons: Sequence[PairResult]) -> dict[Cell, tuple[int, int]]:
+    """Range of places of each competitor of one dataset that simultaneous 95 % confidence allows.
+
+    Two competitors that the corrected test cannot tell apart do not push each other down.
+    """
     names = labels(table)
-    ranked = [cell for cell in table if any(names[cell] in (pair.a, pair.b) for pair in comparisons)]
-    separable = {frozenset((pair.a, pair.b)): pair.separable for pair in comparisons}
-    letters = statistics.letter_groups([names[cell] for cell in ranked], separable)
-    return {cell: letters[names[cell]] for cell in ranked}
+    compared = {name for pair in comparisons for name in (pair.a, pair.b)}
+    ranked = [cell for cell in table if not cell.is_reference and names[cell] in compared]
+    index = {names[cell]: position for position, cell in enumerate(ranked)}
+    sign = _sign(table, comparisons[0].column) if comparisons else 1.0
+    wins = [
+        (index[pair.a], index[pair.b]) if sign * pair.difference > 0 else (index[pair.b], index[pair.a])
+        for pair in comparisons
+        if pair.separable and pair.a in index and pair.b in index
+    ]
+    return dict(zip(ranked, statistics.place_ranges(len(ranked), wins), strict=True))
+
+
+def not_separable_from_best(table: Sequence[Cell], comparisons: Sequence[PairResult]) -> tuple[str, list[str]] | None:
+    """The first competitor of a table, and the competitors the corrected test cannot tell from it."""
+    names = labels(table)
+    ranked = [names[cell] for cell in table if not cell.is_reference]
+    rivals = [
+        other
+        for other in ranked[1:]
+        if any({pair.a, pair.b} == {ranked[0], other} and not pair.separable for pair in comparisons)
+    ]
+    return (ranked[0], rivals) if ranked and any(ranked[0] in (pair.a, pair.b) for pair in comparisons) else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,11 +44,12 @@ def report_html(board: Leaderboard, trials: Sequence[TrialRecord], plots: Mappin
         counts=f"{len(trials)} trials: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]),
         filters=[
             (name, title, sorted({getattr(cell, name) for cell in cells}))
-            for name, title in (("dataset", "Dataset"), ("family", "Family"), ("backbone", "Backbone"))
+            for name, title in (*_shown(board), ("family", "Family"))
         ],
         protocols=protocols,
         header=_header(board),
         lines=[_line(board, cell, name) for table in board.tables.values() for cell, name in labels(table).items()],
+        best=[text for dataset in board.tables for text in tables.best_text(board, dataset)],
         overall_text=tables.overall_text(board.overall) if board.overall else "",
         plots=[(name.replace("_", " "), base64.b64encode(image).decode("ascii")) for name, image in plots.items()],
         footer=tables.footer(board),
@@ -60,25 +61,35 @@ def _protocol(column: str) -> str:
     return column.split("/", 1)[0]
 
 
+def _shown(board: Leaderboard) -> list[tuple[str, str]]:
+    """Dataset and backbone, unless there is only one."""
+    cells = [cell for table in board.tables.values() for cell in table]
+    names = (("dataset", "Dataset"), ("backbone", "Backbone"))
+    return [(name, title) for name, title in names if len({getattr(cell, name) for cell in cells}) > 1]
+
+
 def _header(board: Leaderboard) -> list[tuple[str, str, str, int]]:
-    text = [(title, "text", "", 1) for title in ("Method", "Dataset", "Family", "Backbone")]
+    text = [(title, "text", "", 1) for title in ("Method", *(title for _, title in _shown(board)), "Family")]
     figures = [
         (tables.column_title(column), "", _protocol(column), int(column in board.headline)) for column in board.columns
     ]
+    place = [("Places", "", "", 1)]
     costs = [(title, "", "", 1) for title in ("Epochs", "Seeds", "Time", "Images/s", "Memory", "Parameters")]
-    ends = [(title, "text", "", 1) for title in ("Group", "Status", "Notes")]
-    return [*text, *figures, ends[0], *costs, *ends[1:]]
+    ends = [(title, "text", "", 1) for title in ("Status", "Notes")]
+    return [*text, *place, *figures, *costs, *ends]
 
 
 def _line(board: Leaderboard, cell: Cell, name: str) -> dict[str, Any]:
-    cells = [_text(name), _text(cell.dataset), _text(tables.family_text(cell)), _text(cell.backbone)]
+    cells = [_text(name), *(_text(getattr(cell, key)) for key, _ in _shown(board)), _text(tables.family_text(cell))]
+    # smaller is better for a place: negated, so that one click brings the best up as for accuracies
+    low_place = -float(board.places[cell][0]) if cell in board.places else None
+    cells.append(_number(low_place, tables.place_text(board, cell)))
     for column in board.columns:
         summary = cell.summary(column)
         main, _, interval = tables.figure(summary, column).partition(" [")
         small = f"[{interval}" if interval else ""
         cells.append(_number(summary.mean, main, small) | {"hidden": column not in board.headline})
     cells += [
-        _text(board.letters.get(cell, "")),
         _number(cell.epochs, f"{cell.epochs:g}"),
         _number(float(len(cell.trials)), tables.seeds_text(cell) + ":")
         | {"links": [(row.seed, row.trial) for row in cell.trials]},

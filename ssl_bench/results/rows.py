@@ -168,7 +168,7 @@ def _rows_of_trial(trial: TrialRecord, study: str, variant: str) -> list[Row]:
         torch_version=str(versions.get("torch") or ""),
         lightning_version=str(versions.get("lightning") or ""),
         versions=canonical_json(versions) if versions else "",
-        hardware=_text(pretrain.get("hardware")),
+        hardware=_text(pretrain.get("hardware", "")),
     )
     rows = [_metric_row(base, row) for row in trial.rows]
     missing_status = "missing" if trial.status == "done" else trial.status
@@ -244,7 +244,9 @@ def _variants(settings: Mapping[str, Mapping[str, Any]], groups: Mapping[str, tu
         values = {key: {canonical_json(settings[identity].get(key)) for identity in ids} for key in keys}
         differing = [key for key in keys if len(values[key]) > 1]
         for identity in ids:
-            texts[identity] = ", ".join(f"{_short(key)}={_text(settings[identity].get(key))}" for key in differing)
+            texts[identity] = ", ".join(
+                f"{_short(key)}={_text(settings[identity].get(key, 'default'))}" for key in differing
+            )
     return texts
 
 
@@ -284,8 +286,6 @@ def _float(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
     return value if isinstance(value, str) else canonical_json(value)
 
 

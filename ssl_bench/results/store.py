@@ -21,8 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ssl_bench.errors import StoreError
 
 _FOREIGN_LEFTOVER_SECONDS = 24 * 3600  # a temporary file of another machine is dead after a day
@@ -191,13 +189,18 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, np.generic):
+    if _is_array_scalar(value):
         value = value.item()
     return repr(value) if isinstance(value, float) else value
 
 
+def _is_array_scalar(value: Any) -> bool:
+    """NumPy scalars and 0-d tensors, recognized without importing their libraries."""
+    return getattr(value, "ndim", None) == 0 and hasattr(value, "item")
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
+    if _is_array_scalar(value):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not a JSON type")
 

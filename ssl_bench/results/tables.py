@@ -17,12 +17,13 @@ from ssl_bench.results.aggregate import (
     PairResult,
     columns_of,
     compare_cells,
-    groups,
     headline_columns,
     is_accuracy,
     labels,
     make_cells,
+    not_separable_from_best,
     over_datasets,
+    places,
     ranking_column,
     sorted_cells,
 )
@@ -38,8 +39,8 @@ COSTS = ("seconds", "images_per_second", "peak_memory_mb", "parameters", "backbo
 class Leaderboard:
     """Everything the tables, plots and report show, computed once from the rows.
 
-    `tables` holds each dataset's cells in ranking order, `letters` the groups of rows that could
-    not be separated in the ranking column.
+    `tables` holds each dataset's cells in ranking order, `places` the range of places
+    that the comparisons in the ranking column leave to each competitor.
     """
 
     rows: tuple[Row, ...]
@@ -48,7 +49,7 @@ class Leaderboard:
     ranking: str | None
     tables: Mapping[str, Sequence[Cell]]
     comparisons: tuple[PairResult, ...]
-    letters: Mapping[Cell, str]
+    places: Mapping[Cell, tuple[int, int]]
     overall: OverallTable | None
     facts: Mapping[str, Any]
 
@@ -70,11 +71,11 @@ def make_leaderboard(rows: Sequence[Row], facts: Mapping[str, Any] | None = None
     ranking = ranking_column(columns)
     tables = sorted_cells(cells, ranking)
     comparisons: list[PairResult] = []
-    letters: dict[Cell, str] = {}
+    ranges: dict[Cell, tuple[int, int]] = {}
     if ranking:
         for table in tables.values():
             pairs = compare_cells(table, ranking)
-            letters |= groups(table, pairs)
+            ranges |= places(table, pairs)
             comparisons += pairs
     overall = over_datasets(cells, ranking) if ranking else None
     return Leaderboard(
@@ -84,7 +85,7 @@ def make_leaderboard(rows: Sequence[Row], facts: Mapping[str, Any] | None = None
         ranking,
         tables,
         tuple(comparisons) + (overall.comparisons if overall else ()),
-        letters,
+        ranges,
         overall,
         facts or {},
     )
@@ -93,7 +94,7 @@ def make_leaderboard(rows: Sequence[Row], facts: Mapping[str, Any] | None = None
 def leaderboard_csv(board: Leaderboard) -> str:
     """One line a dataset x method x variant x backbone x epochs; raw numbers, never rounded."""
     identity = ["dataset", "method", "variant", "family", "uses_labels", "backbone", "epochs", "status"]
-    counts = ["num_seeds", "num_failed", "group"]
+    counts = ["num_seeds", "num_failed", "place_low", "place_high"]
     figures = [f"{column} {part}" for column in board.columns for part in ("mean", "std", "ci_low", "ci_high", "n")]
     facts = ["method_version", "global_batch_size", "precision", "seeds", "commit", "torch_version",
              "lightning_version", "hardware", "recipe", "notes"]  # fmt: skip
@@ -112,7 +113,8 @@ def leaderboard_csv(board: Leaderboard) -> str:
                 "status": cell.status,
                 "num_seeds": len(cell.trials),
                 "num_failed": cell.num_failed,
-                "group": board.letters.get(cell, ""),
+                "place_low": board.places[cell][0] if cell in board.places else None,
+                "place_high": board.places[cell][1] if cell in board.places else None,
                 "seeds": _join(cell, "seed"),
                 "recipe": recipe_note(cell),
                 "notes": "; ".join(notes(cell)),
@@ -142,7 +144,7 @@ def leaderboard_md(board: Leaderboard) -> str:
     for dataset, table in board.tables.items():
         names = labels(table)
         parts.append(f"## {_md(dataset)}")
-        header = ["", "Method", "Family", *(column_title(column) for column in board.headline), "Group", "Seeds",
+        header = ["#", "Places", "Method", "Family", *(column_title(column) for column in board.headline), "Seeds",
                   "Time", "Images/s", "Memory", "Parameters", "Status"]  # fmt: skip
         lines = []
         place = 0
@@ -151,13 +153,14 @@ def leaderboard_md(board: Leaderboard) -> str:
             place += ranked
             name = f"*{_md(names[cell])}*" if cell.is_reference else _md(names[cell])
             lines.append(
-                [str(place) if ranked else "", name, _md(family_text(cell))]
+                [str(place) if ranked else "", place_text(board, cell), name, _md(family_text(cell))]
                 + [figure(cell.summary(column), column) for column in board.headline]
-                + [board.letters.get(cell, ""), seeds_text(cell), seconds_text(cell.cost("seconds"))]
+                + [seeds_text(cell), seconds_text(cell.cost("seconds"))]
                 + [number_text(cell.cost("images_per_second")), megabytes_text(cell.cost("peak_memory_mb"))]
                 + [count_text(cell.cost("parameters")), _md(cell.status)]
             )
-        parts.append(_md_table(header, lines, left=(1, 2, len(header) - 1)))
+        parts.append(_md_table(header, lines, left=(2, 3, len(header) - 1)))
+        parts += [_md(text) for text in best_text(board, dataset)]
         parts += _other_measurements(board, table, names)
     if board.overall:
         parts += _overall_section(board.overall)
@@ -174,9 +177,10 @@ def footer(board: Leaderboard) -> list[str]:
     ]
     if board.ranking:
         lines.append(
-            f"Sorted by {board.ranking}. Rows of a dataset that share a letter under Group could not be separated: "
-            "paired t over shared seeds, Holm-corrected over all pairs, 5 % level. Test-set sampling error is not in "
-            "these intervals; for n images it is about sqrt(p (1 - p) / n)."
+            f"Sorted by {board.ranking}. Places is the range of places that the data leave to a method, with 95 % "
+            "confidence for all of them at once: paired t over shared seeds, Holm-corrected over all pairs of a "
+            "dataset (comparisons.csv). Test-set sampling error is not in these intervals; for n images its standard "
+            "error is about sqrt(p (1 - p) / n)."
         )
     lines.append(
         "Rows in italics are baselines or use labels; they have no place number. Failed, diverged and collapsed "
@@ -229,7 +233,7 @@ def notes(cell: Cell) -> list[str]:
 def recipe_note(cell: Cell) -> str:
     """Where the hyper-parameters come from, as the recipe says."""
     sources = cell.distinct("recipe_source")
-    return f"recipe: {'; '.join(sources)}" if sources else "recipe from the card"
+    return f"recipe from the card: {'; '.join(sources)}" if sources else "recipe from the card"
 
 
 def column_title(column: str) -> str:
@@ -254,6 +258,24 @@ def figure(summary: Summary, column: str) -> str:
     if summary.std is None or summary.low is None or summary.high is None:
         return f"{show(summary.mean)} (n = 1)"
     return f"{show(summary.mean)} ± {show(summary.std)} [{show(summary.low)}, {show(summary.high)}]"
+
+
+def place_text(board: Leaderboard, cell: Cell) -> str:
+    """The range of places of a cell, "2–4"; blank for references and cells without a figure."""
+    if cell not in board.places:
+        return ""
+    low, high = board.places[cell]
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def best_text(board: Leaderboard, dataset: str) -> list[str]:
+    """A sentence on which methods cannot be told from the best of a dataset; none without comparisons."""
+    pairs = [pair for pair in board.comparisons if pair.dataset == dataset]
+    best = not_separable_from_best(board.tables[dataset], pairs)
+    if best is None:
+        return []
+    name, rivals = best
+    return [f"{dataset}: not separable from {name} at 5 %: {', '.join(rivals) or 'none'}."]
 
 
 def short_figure(summary: Summary, column: str) -> str:

@@ -56,7 +56,7 @@ def write_trial(
         "method": {"name": method, "version": 1, "arguments": arguments or {}, "family": family,
                    "uses_labels": uses_labels},
         "backbone": {"name": backbone, "version": 1, "arguments": {"width": 16}},
-        "recipe": {"optimizer": "adam", "base_lr": 0.002, "global_batch_size": 128, "source": "ours, chosen on validation"},
+        "recipe": {"optimizer": "adam", "base_lr": 0.002, "global_batch_size": 128, "source": "ours"},
         "budget": {"epochs": epochs},
         "seed": seed, "precision": "32-true", "devices": 1, "note": "",
         "protocols": [{"name": name, "version": 1, "arguments": {}} for name in protocols],
@@ -76,10 +76,11 @@ def write_trial(
     if curve and epochs and status == "done":
         top = (values or {}).get(("linear", "top1"), 0.8)
         lines = ["step,epoch,lr,train/loss,probe/knn_top1"]
-        for step in range(0, 61):
+        for step in range(61):
             epoch = step * epochs / 60
             probe = f"{top - 0.12 * math.exp(-epoch / 2) - 0.04:.4f}" if step % 10 == 0 else ""
-            lines.append(f"{step * 10},{epoch:.4f},0.001,{1 + 3 * math.exp(-epoch) + 0.05 * math.sin(step * 7 + seed):.4f},{probe}")
+            loss = 1 + 3 * math.exp(-epoch) + 0.05 * math.sin(step * 7 + seed)
+            lines.append(f"{step * 10},{epoch:.4f},0.001,{loss:.4f},{probe}")
         (folder / "curve.csv").write_text("\n".join(lines) + "\n")
     return folder
 
