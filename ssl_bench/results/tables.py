@@ -183,8 +183,9 @@ def footer(board: Leaderboard) -> list[str]:
             "error is about sqrt(p (1 - p) / n)."
         )
     lines.append(
-        "Rows in italics are baselines or use labels; they have no place number. Failed, diverged and collapsed "
-        "trials are counted under Seeds and never averaged."
+        "Rows in italics are baselines or use labels; they have no place number. Trials that ended "
+        "badly are counted under Seeds: diverged and collapsed ones are never averaged, and one that failed in a later "
+        "stage keeps the figures measured before."
     )
     protocols: dict[str, set[str]] = {}
     for row in board.rows:
