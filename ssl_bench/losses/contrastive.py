@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssl_bench.losses.common import unit_rows
+
 
 def nt_xent(
     z_a: Tensor, z_b: Tensor, all_a: Tensor, all_b: Tensor, *, temperature: float, offset: int = 0
@@ -31,7 +33,7 @@ def nt_xent(
     Returns:
         One value an image, shape (B,), float32 or wider.
     """
-    z_a, z_b, all_a, all_b = (F.normalize(_widen(z), dim=1) for z in (z_a, z_b, all_a, all_b))
+    z_a, z_b, all_a, all_b = (unit_rows(z) for z in (z_a, z_b, all_a, all_b))
     candidates = torch.cat([all_a, all_b])
     rows = torch.arange(len(z_a), device=z_a.device) + offset
     losses = []
@@ -42,5 +44,41 @@ def nt_xent(
     return (losses[0] + losses[1]) / 2
 
 
-def _widen(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def info_nce_with_queue(query: Tensor, key: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
+    """Cross entropy of each query's own key against a queue of older keys.
+
+    log(exp(q.k / t) + sum_m exp(q.Q_m / t)) - q.k / t; keys of the current batch are no negatives.
+    Source: He et al. 2020, eq. 1, arXiv 1911.05722. The positive logit comes first in the authors' code
+    and last in others; the value is the same.
+
+    Args:
+        query: Unit rows with gradient, shape (B, P).
+        key: Unit rows without gradient, shape (B, P).
+        queue: Unit rows without gradient, shape (K, P).
+        temperature: Positive scale of the similarities.
+
+    Returns:
+        One value a query, shape (B,).
+    """
+    positive = (query * key).sum(1, keepdim=True)
+    logits = torch.cat([positive, query @ queue.T], dim=1) / temperature
+    return torch.logsumexp(logits, 1) - logits[:, 0]
+
+
+def info_nce_in_batch(anchors: Tensor, candidates: Tensor, *, temperature: float, offset: int = 0) -> Tensor:
+    """Cross entropy of each anchor's own candidate among the candidates of the global batch.
+
+    log sum_j exp(a_i.c_j / t) - a_i.c_{i + offset} / t.
+
+    Args:
+        anchors: Unit rows of this rank, shape (B, P).
+        candidates: Unit rows of the global batch, shape (N, P).
+        temperature: Positive scale of the similarities.
+        offset: Row at which this rank's candidates start.
+
+    Returns:
+        One value an anchor, shape (B,).
+    """
+    logits = anchors @ candidates.T / temperature
+    target = torch.arange(len(anchors), device=anchors.device) + offset
+    return F.cross_entropy(logits, target, reduction="none")

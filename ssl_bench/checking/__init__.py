@@ -1,0 +1,1 @@
+"""`ssl-bench check`: the seven points that prove a method, as one table."""
