@@ -1,0 +1,1 @@
+"""Datasets, one file a family; found by scanning this folder."""
