@@ -52,3 +52,46 @@ def hinge_std(z: Tensor, *, floor: float = 1.0, eps: float = 1e-4) -> Tensor:
         eps: Added to the variance, so that the gradient is finite at a constant feature.
     """
     return F.relu(floor - torch.sqrt(z.var(0) + eps)).mean()
+
+
+def covariance_penalty(z: Tensor) -> Tensor:
+    """Off-diagonal covariance energy divided by the width: (1/P) sum_{i != j} C_ij^2, C with N - 1.
+
+    Source: Bardes et al. 2022 (VICReg), eq. 4, arXiv 2105.04906; equal to the authors' code. eb_jepa divides
+    by P (P - 1) instead.
+
+    Args:
+        z: Projections over the global batch, shape (N, P), N >= 2.
+
+    Returns:
+        Scalar >= 0; 0 when features are uncorrelated.
+
+    Example:
+        >>> covariance_penalty(torch.eye(2))
+        tensor(0.2500)
+    """
+    centered = z - z.mean(0)
+    covariance = centered.T @ centered / (len(z) - 1)
+    return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]
+
+
+def cross_correlation(z_a: Tensor, z_b: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """Correlation of every feature of one view with every feature of the other, (P, P), entries in [-1, 1].
+
+    Features are standardized over the batch with the biased variance plus eps (batch norm's convention).
+    Source: Zbontar et al. 2021 (Barlow Twins), eq. 2, arXiv 2103.03230, and official code.
+
+    Args:
+        z_a: Projections of one view over the global batch, shape (N, P).
+        z_b: The same of the other view.
+        eps: Added to the variance.
+    """
+    units = [(z - z.mean(0)) / torch.sqrt(z.var(0, unbiased=False) + eps) for z in (z_a, z_b)]
+    return units[0].T @ units[1] / len(z_a)
+
+
+def redundancy_loss(correlation: Tensor, *, off_diagonal_weight: float) -> Tensor:
+    """sum_i (1 - C_ii)^2 + weight * sum_{i != j} C_ij^2 (Barlow Twins, eq. 1)."""
+    diagonal = correlation.diagonal()
+    off_diagonal = correlation.square().sum() - diagonal.square().sum()
+    return (1 - diagonal).square().sum() + off_diagonal_weight * off_diagonal

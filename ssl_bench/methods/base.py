@@ -39,6 +39,7 @@ class SSLMethod(lightning.LightningModule):
     Class attributes:
         recipes: Default recipe per data family: "small" (28-32 px on a CPU budget), "cifar"
             (32-96 px), "imagenet" (larger). A study may override any key.
+        arguments: Default constructor arguments per data family where they differ from the signature's.
         uses_labels: The method sees labels (supervised references only); the table says so.
         loss_is_sample_mean: The loss is a mean over samples of terms that do not couple samples, so
             gradient accumulation equals a larger batch (batch normalization aside).
@@ -49,7 +50,8 @@ class SSLMethod(lightning.LightningModule):
     """
 
     registry_entry: ClassVar[Entry]
-    recipes: ClassVar[Mapping[str, Recipe]]
+    recipes: ClassVar[Mapping[str, Recipe]] = {}
+    arguments: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     uses_labels: ClassVar[bool] = False
     loss_is_sample_mean: ClassVar[bool] = False
     min_global_batch: ClassVar[int] = 2
@@ -124,6 +126,11 @@ class SSLMethod(lightning.LightningModule):
             if key in cls.recipes:
                 return cls.recipes[key]
         return next(iter(cls.recipes.values()))
+
+    @classmethod
+    def default_arguments(cls, family: str) -> Mapping[str, Any]:
+        """The class's constructor arguments for a data family, where they differ from the signature's."""
+        return cls.arguments.get(family, {})
 
     @property
     def num_steps(self) -> int:
