@@ -8,7 +8,8 @@ SSLBenchError
 ├── IncompatibleTrialError   a stored trial does not fit what is asked of it
 └── TrainingError            a run cannot go on
     ├── DivergedError        the loss became NaN or infinite
-    └── CollapsedError       the embedding became constant
+    ├── CollapsedError       the embedding became constant
+    └── InterruptedRunError  a signal asked to stop; the checkpoint is written
 
 Every message says what must hold, what was got, where, and what to do next.
 """
@@ -68,6 +69,10 @@ class DivergedError(TrainingError):
 
 class CollapsedError(TrainingError):
     """The embedding became constant over the images."""
+
+
+class InterruptedRunError(TrainingError):
+    """A signal asked the run to stop; it saved a checkpoint and can go on from there."""
 
 
 def did_you_mean(name: str, available: Iterable[str]) -> str:

@@ -68,6 +68,7 @@ class SSLMethod(lightning.LightningModule):
             )
         self.backbone = backbone
         self.recipe: Recipe | None = None
+        self.latest: dict[str, Tensor] = {}  # loss and terms of the last step, on the device
 
     # ---- what a method writes -------------------------------------------------------------------
 
@@ -150,10 +151,11 @@ class SSLMethod(lightning.LightningModule):
                 "whose view pipeline makes them on the device."
             )
         output = self.loss(batch.views, batch)
-        if self.trainer.global_step % self.trainer.log_every_n_steps == 0:
-            values = {"train/loss": output.total.detach()}
-            values |= {f"train/{name}": value for name, value in output.terms.items()}
-            self.log_dict(values, on_step=True, on_epoch=False, batch_size=len(batch), sync_dist=is_distributed())
+        self.latest = {"train/loss": output.total.detach()}
+        self.latest |= {f"train/{name}": value for name, value in output.terms.items()}
+        trainer = self.trainer
+        if trainer.loggers and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
+            self.log_dict(self.latest, on_step=True, on_epoch=False, batch_size=len(batch), sync_dist=is_distributed())
         return output.total
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
