@@ -1,0 +1,1 @@
+"""Protocols, one file each; found by scanning this folder."""
