@@ -112,9 +112,7 @@ class Registry(Generic[T]):
         if self._scanned is not None:
             return self._scanned
         found: dict[str, Entry] = {}
-        spec = importlib.util.find_spec(self.package)
-        assert spec is not None and spec.submodule_search_locations is not None
-        for folder in spec.submodule_search_locations:
+        for folder in _folders(self.package):
             for path in sorted(Path(folder).glob("*.py")):
                 if path.name.startswith("_"):
                     continue
@@ -129,6 +127,15 @@ class Registry(Generic[T]):
             point.load()  # its decorator registers it in self._live
         self._scanned = found
         return found
+
+
+def _folders(package: str) -> list[str]:
+    # found from the top package's folder, since looking a subpackage up would import its parents
+    top, *rest = package.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.submodule_search_locations is None:
+        raise RegistryError(f"The package {package} must be importable, but {top} is not. Install it.")
+    return [str(Path(folder, *rest)) for folder in spec.submodule_search_locations]
 
 
 def _entries_of_file(path: Path, module: str, decorator_name: str) -> list[Entry]:

@@ -24,14 +24,6 @@ RANK_TOLERANCE = 1e-5  # relative, in float64: what reordered sums of a normaliz
 TITLES = ("builds", "loss", "oracle", "ranks", "resume", "embed", "learns")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `ssl-bench check`."""
-    parser.add_argument("methods", nargs="*", help="methods to check")
-    parser.add_argument("--all", action="store_true", help="check every registered method")
-    parser.add_argument("--fast", action="store_true", help="leave out the short training run (point 7)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Check the named methods; 0 when no point failed."""
     names = METHODS.names() if arguments.all else [METHODS.entry(name).name for name in arguments.methods]

@@ -1,0 +1,87 @@
+"""One trial: everything that decides its numbers, and the hash of that."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ssl_bench.results.store import canonical_json, content_hash
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProtocolConfig:
+    """A protocol, its version and its arguments."""
+
+    name: str
+    version: int
+    arguments: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Stem of its rows file: the name, and a hash of arguments that differ from the defaults."""
+        return f"{self.name}-{content_hash(dict(self.arguments))[:6]}" if self.arguments else self.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrialConfig:
+    """A pretraining run and the protocols that judge it, as plain JSON data.
+
+    The identity covers what changes the numbers of pretraining; `protocols`, `devices`, `num_workers`,
+    `loggers` and `note` do not belong to it.
+    """
+
+    dataset: Mapping[str, Any]
+    method: Mapping[str, Any]
+    backbone: Mapping[str, Any]
+    recipe: Mapping[str, Any] | None
+    views: Mapping[str, Any] | None
+    budget: Mapping[str, Any]
+    seed: int
+    precision: str
+    accumulate_grad_batches: int = 1
+    protocols: tuple[ProtocolConfig, ...] = ()
+    devices: int = 1
+    num_workers: int = 0
+    online_knn_epochs: int | None = None
+    loggers: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        """Content hash of the identity; names the trial's folder."""
+        method = {key: self.method[key] for key in ("name", "version", "arguments")}
+        recipe = {key: value for key, value in (self.recipe or {}).items() if key != "source"}
+        identity = {
+            "dataset": dict(self.dataset),
+            "method": method,
+            "backbone": dict(self.backbone),
+            "recipe": recipe,
+            "views": self.views,
+            "budget": dict(self.budget),
+            "seed": self.seed,
+            "precision": self.precision,
+            "accumulate_grad_batches": self.accumulate_grad_batches,
+        }
+        return content_hash(identity)
+
+    @property
+    def label(self) -> str:
+        """What a person calls this trial."""
+        return f"{self.method['name']} / {self.backbone['name']} / {self.dataset['name']} / seed {self.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` gives an equal trial back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TrialConfig:
+        """The trial of `to_json`'s data."""
+        fields = dict(data)
+        fields["protocols"] = tuple(ProtocolConfig(**protocol) for protocol in fields["protocols"])
+        fields["loggers"] = tuple(fields["loggers"])
+        return cls(**fields)
+
+    def same_as(self, data: Mapping[str, Any]) -> bool:
+        """Whether stored data is this very trial, protocols and notes included."""
+        return canonical_json(self.to_json()) == canonical_json(dict(data))
