@@ -54,6 +54,24 @@ class Standardizer:
         return int((self.scale == 0).sum())
 
 
+class ClassMap:
+    """Between the dataset's classes and the K of them that have training samples.
+
+    A class without samples has no finite optimum (its free bias runs to minus infinity), so the solver
+    does not see it and it ranks last.
+    """
+
+    def __init__(self, labels: Tensor, num_classes: int) -> None:
+        self.present, self.dense = labels.unique(return_inverse=True)
+        self.num_classes = num_classes
+
+    def expand(self, scores: Tensor) -> Tensor:
+        """(M, K) scores to (M, C), minus infinity for absent classes."""
+        out = scores.new_full((len(scores), self.num_classes), -torch.inf)
+        out[:, self.present] = scores
+        return out
+
+
 @dataclasses.dataclass(frozen=True)
 class SoftmaxSolution:
     """Minimizer found: weights and bias side by side, (C, D + 1) float64."""

@@ -6,38 +6,17 @@ the penalty chosen on a held-out part of train, never on test.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from ssl_bench.errors import ConfigError
 from ssl_bench.evaluation.context import EvaluationContext
 from ssl_bench.evaluation.features import FeatureSet
 from ssl_bench.evaluation.protocol import Protocol, labelled, missing_classes, rank_classes, register_protocol
-from ssl_bench.evaluation.softmax import SoftmaxRegression, Standardizer, flushed_denormals
+from ssl_bench.evaluation.softmax import ClassMap, SoftmaxRegression, Standardizer, flushed_denormals
 from ssl_bench.records import MetricRow
 
 SEARCH_TOLERANCE = 1e-5  # relative; accuracy on validation does not move below it
 FINAL_TOLERANCE = 1e-7
 PATIENCE = 3  # the search ends when so many successive penalties did not beat the best one
 DEFAULT_L2_VALUES = tuple(10 ** (-half / 2) for half in range(13))  # 1 to 1e-6 in half decades
-
-
-class ClassMap:
-    """Between the dataset's classes and the K of them that have training samples.
-
-    A class without samples has no finite optimum (its free bias runs to minus infinity), so the solver
-    does not see it and it ranks last.
-    """
-
-    def __init__(self, labels: Tensor, num_classes: int) -> None:
-        self.present, self.dense = labels.unique(return_inverse=True)
-        self.num_classes = num_classes
-
-    def expand(self, scores: Tensor) -> Tensor:
-        """(M, K) scores to (M, C), minus infinity for absent classes."""
-        out = scores.new_full((len(scores), self.num_classes), -torch.inf)
-        out[:, self.present] = scores
-        return out
 
 
 @register_protocol("linear", version=1)

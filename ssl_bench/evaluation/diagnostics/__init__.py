@@ -1,0 +1,1 @@
+"""Label-free figures of an embedding: pure functions on tensors."""
