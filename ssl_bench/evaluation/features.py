@@ -115,25 +115,63 @@ def extract_features(
         DataError: If the backbone does not give one finite vector an image.
     """
     store = dataset.split(split)
-    num = len(store)
+    features = run_on_store(
+        backbone,
+        store,
+        evaluation_views(dataset),
+        width=backbone.embed_dim,
+        batch_size=batch_size,
+        device=device,
+        num_workers=num_workers,
+    )
+    return FeatureSet(features, torch.from_numpy(store.labels.copy()), torch.arange(len(store)))
+
+
+def run_on_store(
+    network: nn.Module,
+    store: Any,
+    views: Any,
+    *,
+    width: int,
+    index: Tensor | None = None,
+    batch_size: int = 512,
+    device: torch.device | str = "cpu",
+    num_workers: int = 0,
+) -> Tensor:
+    """Outputs of a network in evaluation mode for some images of a store, on the CPU in their order.
+
+    Args:
+        network: Gives (B, width) for (B, C, H, W).
+        store: An `ImageStore`.
+        views: A pipeline of one view.
+        width: Expected width of the output.
+        index: Which images, (M,); all by default.
+        batch_size: Images a forward pass.
+        device: The network's device.
+        num_workers: Loader processes for large images.
+
+    Returns:
+        (M, width) float32, the same on every rank.
+
+    Raises:
+        DataError: If the network does not give one vector of that width an image.
+    """
     device = torch.device(device)
-    share = torch.arange(num).tensor_split(world_size())[rank()]
-    batches = list(share.split(batch_size)) if len(share) else []
-    parts = []
-    with evaluation_mode(backbone), torch.autocast(device.type, enabled=False):
-        for batch in view_batches(store, evaluation_views(dataset), batches, device=device, num_workers=num_workers):
-            embedding = backbone(batch.views[0])
-            if embedding.ndim != 2 or len(embedding) != len(batch):
+    index = torch.arange(len(store)) if index is None else index
+    share = index.tensor_split(world_size())[rank()]
+    parts = [torch.empty(0, width, device=device)]
+    with evaluation_mode(network), torch.autocast(device.type, enabled=False):
+        batches = share.split(batch_size) if len(share) else ()
+        for batch in view_batches(store, views, batches, device=device, num_workers=num_workers):
+            output = network(batch.views[0])
+            if output.shape != (len(batch), width):
                 raise DataError(
-                    f"A backbone must give (B, D) embeddings, got {tuple(embedding.shape)} for {len(batch)} images of "
-                    f"split {split!r}. Pool or flatten its output."
+                    f"{type(network).__name__} must give ({len(batch)}, {width}) for {len(batch)} images, got "
+                    f"{tuple(output.shape)}. Pool or flatten its output, or correct its embed_dim."
                 )
-            parts.append(embedding.float())
-    features = torch.cat(parts) if parts else torch.empty(0, backbone.embed_dim, device=device)
+            parts.append(output.float())
     with uneven_batches():
-        features = gather(features)
-    labels = torch.from_numpy(store.labels.copy())
-    return FeatureSet(features.cpu(), labels, torch.arange(num))
+        return gather(torch.cat(parts)).cpu()
 
 
 def backbone_hash(backbone: Backbone) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,37 @@ class _Crops(torch.utils.data.Dataset[tuple[Tensor, ...]]):
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         crops: tuple[Tensor, ...] = self.views.crop_in_worker(self.store.decode(index), index, self.epoch, self.seed)
         return crops
+
+
+class JoinedStore:
+    """Two stores one after the other (train, then validation), without copying their images.
+
+    Args:
+        first: An `ImageStore`.
+        second: Another of the same kind.
+    """
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+        self.is_large = bool(getattr(first, "is_large", False))
+        self.labels = np.concatenate([first.labels, second.labels])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> Tensor:
+        """Images at the given places, (B, C, H, W) uint8."""
+        early = indices < len(self.first)
+        images: Tensor = torch.cat(
+            [self.first.take(indices[early]), self.second.take(indices[~early] - len(self.first))]
+        )
+        return images[early.int().argsort(descending=True, stable=True).argsort()]
+
+    def decode(self, index: int) -> Tensor:
+        """One large image, (C, h, w) uint8."""
+        num = len(self.first)
+        image: Tensor = self.first.decode(index) if index < num else self.second.decode(index - num)
+        return image
 
 
 def _stack(crops: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ choice; a row says how many test samples were counted and which split chose.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import safetensors.torch
 import torch
@@ -34,7 +34,7 @@ class Protocol:
     """
 
     registry_entry: ClassVar[Entry]
-    needs: ClassVar[Literal["features", "backbone"]] = "features"
+    needs: ClassVar[str] = "features"
 
     def run(self, context: EvaluationContext) -> list[MetricRow]:
         """Measure; the only place where the test split may be read."""
@@ -83,13 +83,12 @@ class Protocol:
             self.row(f"top5{suffix}", top5, note=top5_note, **common),
         ]
 
-    def save_predictions(self, context: EvaluationContext, test: FeatureSet, predictions: Mapping[str, Tensor]) -> None:
+    def save_predictions(self, context: EvaluationContext, labels: Tensor, predictions: Mapping[str, Tensor]) -> None:
         """Store each test sample's predicted class under its metric's name, for paired tests."""
         if context.writes:
             tensors = {name: value.to(torch.int64).cpu().contiguous() for name, value in predictions.items()}
-            tensors |= {"labels": test.labels, "index": test.index}
             with replacing(context.work_dir / f"{self.registry_entry.name}_predictions.safetensors") as temporary:
-                safetensors.torch.save_file(tensors, temporary)
+                safetensors.torch.save_file({**tensors, "labels": labels}, temporary)
 
 
 def rank_classes(scores: Tensor) -> Tensor:

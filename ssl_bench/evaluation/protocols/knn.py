@@ -158,5 +158,5 @@ class KNN(Protocol):
                     "classes_missing_in_bank": missing_classes(bank.labels, num_classes),
                 },
             )
-        self.save_predictions(context, test, {f"top1_k{k}": rankings[k][:, 0] for k in self.ks})
+        self.save_predictions(context, test.labels, {f"top1_k{k}": rankings[k][:, 0] for k in self.ks})
         return rows

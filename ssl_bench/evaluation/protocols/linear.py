@@ -52,7 +52,7 @@ class Linear(Protocol):
             test = labelled(context, "test")
             scores = solution.scores(standardize(test.features.to(context.device)))
             ranking = rank_classes(classes.expand(scores)).cpu()
-        self.save_predictions(context, test, {"top1": ranking[:, 0]})
+        self.save_predictions(context, test.labels, {"top1": ranking[:, 0]})
         return self.accuracy_rows(
             ranking,
             test.labels,

@@ -15,7 +15,7 @@ from ssl_bench.evaluation.context import EvaluationContext
 from ssl_bench.evaluation.protocol import Protocol, labelled, missing_classes, rank_classes, register_protocol
 from ssl_bench.evaluation.softmax import ClassMap, Standardizer, flushed_denormals
 from ssl_bench.optim import cosine
-from ssl_bench.random import derive_seed, epoch_permutation, normal
+from ssl_bench.random import epoch_permutation, normal, sample_keys
 from ssl_bench.records import MetricRow
 
 MOMENTUM = 0.9
@@ -46,7 +46,7 @@ def train_heads(
     num, width = features.shape
     batch_size = min(batch_size, num)
     steps_per_epoch = num // batch_size
-    keys = torch.arange(num_classes) ^ derive_seed(seed, "head")
+    keys = sample_keys(seed, 0, torch.arange(num_classes), "head")
     head = torch.cat([INIT_STD * normal(keys, width, "weight"), torch.zeros(num_classes, 1)], dim=1)
     theta = head.to(features).repeat(len(lrs), 1)  # (R K, D + 1)
     velocity = torch.zeros_like(theta)
@@ -127,7 +127,7 @@ class LinearSGD(Protocol):
             fitted = fit(both.features, both.labels, (self.base_lrs[best],))
             test = labelled(context, "test")
             ranking = rankings(fitted, test.features)[0]
-        self.save_predictions(context, test, {"top1": ranking[:, 0]})
+        self.save_predictions(context, test.labels, {"top1": ranking[:, 0]})
         return self.accuracy_rows(
             ranking,
             test.labels,
