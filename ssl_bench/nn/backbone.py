@@ -39,6 +39,9 @@ class Backbone(nn.Module):
         """Embeddings, (B, C, H, W) -> (B, D)."""
         raise NotImplementedError
 
+    def check_image_size(self, image_size: int) -> None:
+        """Raise ConfigError if the network cannot take square images of this size; any size by default."""
+
     def feature_map(self, images: Tensor) -> Tensor:
         """Last spatial features, (B, C, H, W) -> (B, F, h, w): patch tokens of a ViT, last stage of a CNN."""
         raise NotImplementedError(f"{type(self).__name__} has no spatial features.")

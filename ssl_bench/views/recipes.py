@@ -60,7 +60,7 @@ def simclr_asymmetric(size: int, small: bool) -> tuple[ViewSpec, ...]:
 
 def dino_multicrop(size: int, small: bool, num_local: int = 8, local_size: int | None = None) -> tuple[ViewSpec, ...]:
     """Two global and `num_local` local crops (Caron et al. 2021)."""
-    local = local_size or (size // 2 if small else round(size * 96 / 224))
+    local = local_size or (size // 8 * 4 if small else round(size * 96 / 224))
     shared = {"crop_scale": (0.4, 1.0)}
     views = [_byol_view(size, small, second, **shared) for second in (False, True)]
     views += [
@@ -71,7 +71,7 @@ def dino_multicrop(size: int, small: bool, num_local: int = 8, local_size: int |
 
 def swav_multicrop(size: int, small: bool, num_local: int = 6, local_size: int | None = None) -> tuple[ViewSpec, ...]:
     """Two large and `num_local` small crops of SimCLR's color distribution (Caron et al. 2020)."""
-    local = local_size or (size // 2 if small else round(size * 96 / 224))
+    local = local_size or (size // 8 * 4 if small else round(size * 96 / 224))
     strength = dict.fromkeys(("brightness", "contrast", "saturation"), 0.8) | {"hue": 0.2}
     views = [_simclr_view(size, small, crop_scale=(0.14, 1.0), **strength)] * 2
     views += [_simclr_view(local, small, crop_scale=(0.05, 0.14), **strength)] * num_local

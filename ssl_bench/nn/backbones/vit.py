@@ -1,0 +1,182 @@
+"""One vision transformer for every method: whole images, kept tokens, mask tokens, attention maps.
+
+Our own on torch's fused attention rather than timm's: methods need a forward pass over a subset of tokens,
+mask tokens before the blocks, attention maps and stretched positions, which timm's class offers only when
+its internals are called one by one. timm's models stay available as backbones by name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ssl_bench.errors import ConfigError
+from ssl_bench.nn.backbone import Backbone, register_backbone
+from ssl_bench.nn.positions import grid_code
+from ssl_bench.nn.transformer import Block, init_transformer
+
+
+class ViT(Backbone):
+    """Pre-norm ViT with a class token and fixed sine-cosine positions, initialized as in the MAE code.
+
+    Args:
+        in_channels: Image channels.
+        image_size: Side of the images in pixels; positions of other sizes are stretched over this grid.
+        patch_size: Side of a patch; None for 4 up to 96 px, else 16. Must divide every image size used.
+        pool: The embedding: "cls" token or "mean" of the patch tokens, both after the final LayerNorm.
+    """
+
+    kind = "vit"
+    width: int = 192
+    depth: int = 12
+    heads: int = 3
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        patch_size: int | None = None,
+        pool: Literal["cls", "mean"] = "cls",
+    ) -> None:
+        super().__init__()
+        self.patch_size = patch_size or (4 if image_size <= 96 else 16)
+        self.check_image_size(image_size)
+        self.grid = (image_size // self.patch_size,) * 2
+        self.pool = pool
+        self.embed_dim = self.width
+        self.patch_embed = nn.Conv2d(in_channels, self.width, self.patch_size, self.patch_size)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.width))
+        self.blocks = nn.ModuleList(Block(self.width, self.heads) for _ in range(self.depth))
+        self.norm = nn.LayerNorm(self.width, eps=1e-6)
+        init_transformer(self)
+        nn.init.xavier_uniform_(self.patch_embed.weight.view(self.width, -1))
+        nn.init.normal_(self.cls_token, std=0.02)
+        self._codes: dict[tuple[tuple[int, int], torch.device, torch.dtype], Tensor] = {}
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image of the built size."""
+        return self.grid[0] * self.grid[1]
+
+    def check_image_size(self, image_size: int) -> None:
+        """Refuse a size that patches do not tile."""
+        if image_size % self.patch_size:
+            raise ConfigError(
+                f"The image size must be a multiple of the patch size, got {image_size} and {self.patch_size}. Set the "
+                "backbone's patch_size, or for multi-crop the view setting local_size."
+            )
+
+    def freeze_patch_embedding(self) -> None:
+        """Keep the random patch projection fixed (MoCo v3)."""
+        self.patch_embed.requires_grad_(False)
+
+    def positions(self, grid: tuple[int, int], like: Tensor) -> Tensor:
+        """Position codes of a grid, (L, D), on the device and in the precision of `like`."""
+        key = (grid, like.device, like.dtype)
+        if key not in self._codes:
+            self._codes[key] = grid_code(self.width, grid, self.grid).to(like)
+        return self._codes[key]
+
+    def patch_tokens(self, images: Tensor) -> Tensor:
+        """Patch embeddings without positions, (B, C, H, W) -> (B, L, D), row-major."""
+        if images.shape[2] % self.patch_size or images.shape[3] % self.patch_size:
+            self.check_image_size(images.shape[2])
+            self.check_image_size(images.shape[3])
+        return self.patch_embed(images).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def prepare(
+        self,
+        images: Tensor,
+        *,
+        keep: Tensor | None = None,
+        mask: Tensor | None = None,
+        mask_token: Tensor | None = None,
+    ) -> Tensor:
+        """Input of the first block: class token and patch tokens with positions, (B, 1 + K, D).
+
+        Args:
+            images: (B, C, H, W).
+            keep: Patch indices to keep, (B, K) int64; None keeps all.
+            mask: Patches replaced by `mask_token` before positions are added, (B, L) bool.
+            mask_token: (1, 1, D) or (D,).
+        """
+        tokens = self.patch_tokens(images)
+        if mask is not None:
+            assert mask_token is not None
+            share = mask[:, :, None].to(tokens.dtype)
+            tokens = tokens * (1 - share) + mask_token.to(tokens.dtype) * share
+        grid = (images.shape[2] // self.patch_size, images.shape[3] // self.patch_size)
+        tokens = tokens + self.positions(grid, tokens)
+        if keep is not None:
+            tokens = tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
+        cls = self.cls_token.to(tokens.dtype).expand(len(tokens), -1, -1)  # its position code is zero
+        return torch.cat([cls, tokens], 1)
+
+    def forward_tokens(
+        self,
+        images: Tensor,
+        *,
+        keep: Tensor | None = None,
+        mask: Tensor | None = None,
+        mask_token: Tensor | None = None,
+    ) -> Tensor:
+        """Class token and patch tokens after the final norm, (B, 1 + K, D); arguments as `prepare`."""
+        x = self.prepare(images, keep=keep, mask=mask, mask_token=mask_token)
+        for block in self.blocks:
+            x = block(x)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def attention_maps(self, images: Tensor) -> list[Tensor]:
+        """Attention weights of every block, each (B, heads, 1 + L, 1 + L)."""
+        x = self.prepare(images)
+        maps = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            maps.append(block.attention(x))
+            x = block(x)
+        return maps
+
+    def pooled(self, tokens: Tensor) -> Tensor:
+        """The embedding of `forward_tokens`' output, (B, 1 + K, D) -> (B, D)."""
+        return tokens[:, 0] if self.pool == "cls" else tokens[:, 1:].mean(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embeddings, (B, C, H, W) -> (B, D)."""
+        return self.pooled(self.forward_tokens(images))
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """Patch tokens as a map, (B, C, H, W) -> (B, D, h, w)."""
+        tokens = self.forward_tokens(images)[:, 1:]
+        return tokens.mT.unflatten(2, (images.shape[2] // self.patch_size, images.shape[3] // self.patch_size))
+
+
+@register_backbone("vit_micro", version=1)
+class ViTMicro(ViT):
+    """A ViT for CPU-sized studies: width 96, 4 blocks, 3 heads, patch 4 on small images."""
+
+    width, depth, heads = 96, 4, 3
+
+
+@register_backbone("vit_tiny", version=1)
+class ViTTiny(ViT):
+    """ViT-Tiny: width 192, 12 blocks, 3 heads; patch 4 up to 96 px, else 16."""
+
+    width, depth, heads = 192, 12, 3
+
+
+@register_backbone("vit_small", version=1)
+class ViTSmall(ViT):
+    """ViT-Small: width 384, 12 blocks, 6 heads; patch 4 up to 96 px, else 16."""
+
+    width, depth, heads = 384, 12, 6
+
+
+@register_backbone("vit_base", version=1)
+class ViTBase(ViT):
+    """ViT-Base: width 768, 12 blocks, 12 heads; patch 4 up to 96 px, else 16."""
+
+    width, depth, heads = 768, 12, 12
