@@ -123,8 +123,8 @@ class SoftmaxRegression:
         penalized[-1] = 0.0
 
         logits = self._logits(theta)
-        loss, probabilities = self._loss(logits)
-        gradient = self._gradient(probabilities) + l2 * theta * penalized
+        loss, residual = self._loss(logits)
+        gradient = self._gradient(residual) + l2 * theta * penalized
         value = loss + 0.5 * l2 * float((theta.square() * penalized).sum())
         pairs: list[tuple[Tensor, Tensor, float]] = []
         converged = False
@@ -137,7 +137,7 @@ class SoftmaxRegression:
                 converged = True
                 break
             change = self._logits(direction)
-            own_change = float(change.gather(0, self.labels).sum(dtype=torch.float64)) / num
+            penalty = 0.5 * l2 * float((theta.square() * penalized).sum())
             linear = l2 * float((theta * direction * penalized).sum())
             quadratic = l2 * float((direction.square() * penalized).sum())
 
@@ -145,12 +145,10 @@ class SoftmaxRegression:
             low, high, low_slope, high_slope, step = 0.0, 0.0, slope, 0.0, 1.0
             for _ in range(30):
                 new_logits = torch.add(logits, change, alpha=step)
-                new_loss, probabilities = self._loss(new_logits)
-                weighted = torch.einsum("cn,cn->n", probabilities, change).sum(dtype=torch.float64)
-                new_slope = float(weighted) / num - own_change + linear + step * quadratic
-                new_penalty = step * linear + 0.5 * step**2 * quadratic
-                penalty = 0.5 * l2 * float((theta.square() * penalized).sum())
-                new_value = new_loss + penalty + new_penalty
+                new_loss, residual = self._loss(new_logits)
+                weighted = torch.einsum("cn,cn->n", residual, change).sum(dtype=torch.float64)
+                new_slope = float(weighted) / num + linear + step * quadratic
+                new_value = new_loss + penalty + step * linear + 0.5 * step**2 * quadratic
                 rounding = 1e-9 * abs(value)
                 if abs(new_slope) <= 0.5 * -slope and new_value <= value + 1e-4 * step * slope + rounding:
                     break
@@ -167,7 +165,7 @@ class SoftmaxRegression:
             else:
                 break  # the line is flat to rounding: nothing left to gain
             new_theta = theta + step * direction
-            new_gradient = self._gradient(probabilities) + l2 * new_theta * penalized
+            new_gradient = self._gradient(residual) + l2 * new_theta * penalized
             s, y = new_theta - theta, new_gradient - gradient
             curvature = float((s * y).sum())
             if curvature > 0:
@@ -185,28 +183,38 @@ class SoftmaxRegression:
         return torch.addmm(theta[:, -1], self.x, theta[:, :-1].T).T.contiguous()
 
     def _loss(self, logits: Tensor) -> tuple[float, Tensor]:
-        """Mean cross-entropy, summed in float64, and probabilities (C, n)."""
-        shifted = logits - logits.amax(dim=0)
-        own = shifted.gather(0, self.labels)[0]
-        probabilities = shifted.exp_()
-        total = probabilities.sum(dim=0)
-        probabilities /= total
-        return float((total.log() - own).sum(dtype=torch.float64)) / len(own), probabilities
+        """Mean cross-entropy, summed in float64, and probabilities minus one-hot labels (C, n).
 
-    def _gradient(self, probabilities: Tensor) -> Tensor:
-        residual = probabilities.scatter_add(0, self.labels, -torch.ones_like(probabilities[:1]))
-        residual /= len(self.x)
-        return torch.cat([residual @ self.x, residual.sum(dim=1, keepdim=True)], dim=1).double()
+        Well-fitted samples have losses and residuals far below 1, so neither is formed as a difference
+        with 1: that would leave float32 four digits, and the solver would stall.
+        """
+        largest, place = logits.max(dim=0, keepdim=True)
+        residual = logits.sub(largest)
+        margin = residual.gather(0, self.labels)  # <= 0; 0 where the label has the largest logit
+        residual.exp_().scatter_(0, place, 0.0)
+        others = residual.sum(dim=0, keepdim=True)
+        loss = float((torch.log1p(others) - margin).sum(dtype=torch.float64)) / len(self.x)
+        residual.scatter_(0, place, 1.0).div_(1.0 + others).scatter_(0, self.labels, 0.0)
+        return loss, residual.scatter_(0, self.labels, -residual.sum(dim=0, keepdim=True))
+
+    def _gradient(self, residual: Tensor) -> Tensor:
+        mean = residual / len(self.x)
+        return torch.cat([mean @ self.x, mean.sum(dim=1, keepdim=True)], dim=1).double()
 
     def _preconditioner(self, l2: float) -> Tensor | None:
         """Cholesky factor of the Hessian at zero; None where its diagonal has to do."""
         if self.gram is None:
             return None
         hessian = self.gram / self.num_classes
-        # 1e-6 of a standardized feature's curvature keeps dependent and constant features solvable
-        hessian.diagonal().add_(l2 + 1e-6 / self.num_classes)
-        factor: Tensor = torch.linalg.cholesky(hessian)
-        return factor
+        hessian.diagonal().add_(l2)
+        # dependent features leave eigenvalues that float32 may round below zero: lift them as little as works
+        lift = 1e-6 / self.num_classes
+        while True:
+            hessian.diagonal().add_(lift)
+            factor, failed = torch.linalg.cholesky_ex(hessian)
+            if not failed:
+                return factor
+            lift *= 10.0
 
 
 def _apply(factor: Tensor | None, gradient: Tensor) -> Tensor:

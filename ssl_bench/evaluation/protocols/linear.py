@@ -6,6 +6,8 @@ the penalty chosen on a held-out part of train, never on test.
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ssl_bench.errors import ConfigError
 from ssl_bench.evaluation.context import EvaluationContext
 from ssl_bench.evaluation.features import FeatureSet
@@ -83,11 +85,14 @@ class Linear(Protocol):
         for l2 in self.l2_values:
             solution = problem.solve(l2, start=start, tolerance=SEARCH_TOLERANCE)
             start = solution.theta
-            predicted = rank_classes(classes.expand(solution.scores(features)))[:, 0]
-            accuracies.append(float((predicted == labels).double().mean()))
+            accuracies.append(self._accuracy(classes.expand(solution.scores(features)), labels))
             if len(accuracies) - 1 - accuracies.index(max(accuracies)) == PATIENCE:
                 break
         return accuracies
+
+    @staticmethod
+    def _accuracy(scores: Tensor, labels: Tensor) -> float:
+        return float((rank_classes(scores)[:, 0] == labels).double().mean())
 
 
 def _problem(data: FeatureSet, context: EvaluationContext) -> tuple[Standardizer, SoftmaxRegression, ClassMap]:

@@ -20,6 +20,7 @@ from ssl_bench.records import MetricRow
 
 MOMENTUM = 0.9
 INIT_STD = 0.01
+MIN_STEPS = 500  # few samples make short epochs: train longer than `epochs` then
 BASE_LRS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 
 
@@ -75,7 +76,7 @@ class LinearSGD(Protocol):
 
     Args:
         base_lrs: Peak learning rates per 256 samples; equal validation accuracies go to the smaller.
-        epochs: Passes over the features.
+        epochs: Passes over the features; at least 500 steps are done.
         batch_size: Samples a step.
     """
 
@@ -105,7 +106,7 @@ class LinearSGD(Protocol):
                 classes.dense,
                 len(classes.present),
                 lrs=torch.tensor(base_lrs) * self.batch_size / 256,
-                epochs=self.epochs,
+                epochs=max(self.epochs, -(-MIN_STEPS // max(1, len(labels) // self.batch_size))),
                 batch_size=self.batch_size,
                 seed=context.seed,
             )
