@@ -211,6 +211,7 @@ class SoftmaxRegression:
         lift = 1e-6 / self.num_classes
         while True:
             hessian.diagonal().add_(lift)
+            factor: Tensor
             factor, failed = torch.linalg.cholesky_ex(hessian)
             if not failed:
                 return factor

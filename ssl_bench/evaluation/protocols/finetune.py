@@ -3,7 +3,8 @@
 Convolutional networks: SGD with Nesterov momentum, half-cosine schedule, no weight decay, batch norm in
 training mode (ssl-transfer, arXiv 2011.13377). Vision transformers: AdamW, layer-wise rate decay, warm-up,
 mean of patch tokens through a LayerNorm (MAE, arXiv 2111.06377, and its main_finetune.py). Differs: crop
-and flip only, no mixup, cutmix, RandAugment, erasing, label smoothing or drop path.
+and flip only, no mixup, cutmix, RandAugment, erasing, label smoothing or drop path; the backbone's own final
+norm stays before the mean.
 """
 
 from __future__ import annotations
