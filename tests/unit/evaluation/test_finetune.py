@@ -133,7 +133,8 @@ def test_layer_names_of_timm_and_torchvision(prefix):
     class Names(nn.Module):
         def named_parameters(self, *args, **kwargs):
             names = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight",
-                     "blocks.1.mlp.fc1.bias", "norm.weight", "encoder.layers.encoder_layer_1.ln_1.weight", "conv_proj.weight", "class_token",
+                     "blocks.1.mlp.fc1.bias", "norm.weight",
+                     "encoder.layers.encoder_layer_1.ln_1.weight", "conv_proj.weight", "class_token",
                      "encoder.pos_embedding")  # fmt: skip
             return [(prefix + name, nn.Parameter(torch.zeros(1))) for name in names]
 
