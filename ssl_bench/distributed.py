@@ -75,13 +75,13 @@ class _Gather(torch.autograd.Function):
         x = x.contiguous()
         if len(set(sizes)) == 1:
             out = x.new_empty((sum(sizes), *x.shape[1:]))
-            dist.all_gather_into_tensor(out, x)
+            dist.all_gather_single(out, x)
             return out
         longest = max(sizes)
         padded = x.new_zeros((longest, *x.shape[1:]))
         padded[: x.shape[0]] = x
         out = x.new_empty((longest * len(sizes), *x.shape[1:]))
-        dist.all_gather_into_tensor(out, padded)
+        dist.all_gather_single(out, padded)
         return torch.cat([part[:n] for part, n in zip(out.split(longest), sizes, strict=True)])
 
     @staticmethod
@@ -149,6 +149,13 @@ def local_slice(local: int, device: torch.device) -> slice:
     return slice(start, start + local)
 
 
+def global_mean(x: Tensor) -> Tensor:
+    """Mean of the first axis over the global batch, (B, ...) -> (...), the same on every rank, with gradient."""
+    if not is_distributed():
+        return x.mean(0)
+    return all_reduce_sum_with_grad(x.sum(0)) / global_batch_size(x.shape[0], x.device)
+
+
 def batch_mean(values: Tensor) -> Tensor:
     """Share of this rank in the mean over the GLOBAL batch, a scalar: its mean over ranks is that mean.
 
@@ -157,8 +164,5 @@ def batch_mean(values: Tensor) -> Tensor:
     """
     if not is_distributed():
         return values.mean()
-    local = values.shape[0]
-    total = global_batch_size(local, values.device)
-    return values.flatten(1).mean(1).sum() * (world_size() / total) if values.dim() > 1 else values.sum() * (
-        world_size() / total
-    )
+    share = world_size() / global_batch_size(values.shape[0], values.device)
+    return values.flatten(1).mean(1).sum() * share if values.dim() > 1 else values.sum() * share

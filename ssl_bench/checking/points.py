@@ -63,9 +63,7 @@ def make_method(name: str, kind: str, dataset: Dataset, num_views: int, seed: in
     """The method with its default arguments on the small backbone of a kind."""
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "backbone"))
-        backbone = build_backbone(
-            BACKBONE_OF_KIND[kind], in_channels=dataset.channels, image_size=dataset.image_size
-        )
+        backbone = build_backbone(BACKBONE_OF_KIND[kind], in_channels=dataset.channels, image_size=dataset.image_size)
     facts = {
         "num_classes": dataset.num_classes,
         "num_samples": len(dataset.split(dataset.pretrain_split)),
@@ -76,11 +74,11 @@ def make_method(name: str, kind: str, dataset: Dataset, num_views: int, seed: in
     )
 
 
-def make_batch(name: str, dataset: Dataset, views: ViewPipeline, num: int = 16) -> Batch:
-    """A batch of real images with views; labels only where the method declares them."""
+def make_batch(name: str, dataset: Dataset, views: ViewPipeline, num: int = 16, start: int = 0) -> Batch:
+    """A batch of `num` real images from `start` on, with views; labels only where the method declares them."""
     store = dataset.split(dataset.pretrain_split)
-    index = torch.arange(num)
-    labels = torch.as_tensor(store.labels[:num]) if METHODS.get(name).uses_labels else None
+    index = torch.arange(start, start + num)
+    labels = torch.as_tensor(store.labels[start : start + num]) if METHODS.get(name).uses_labels else None
     return views(Batch(images=store.take(index), index=index, epoch=0, seed=0, labels=labels))
 
 
@@ -90,7 +88,9 @@ def check_builds(name: str, dataset: Dataset) -> str:
     for kind in kinds_of(name):
         make_method(name, kind, dataset, views.num_views)
     arguments = METHODS.get(name).default_arguments(dataset.family)
-    stored = yaml.safe_load(yaml.safe_dump({"arguments": _plain(arguments), "recipe": _plain(dataclasses.asdict(recipe))}))
+    stored = yaml.safe_load(
+        yaml.safe_dump({"arguments": _plain(arguments), "recipe": _plain(dataclasses.asdict(recipe))})
+    )
     assert Recipe(**{key: _tuple(value) for key, value in stored["recipe"].items()}) == recipe, "recipe changed in YAML"
     assert {key: _tuple(value) for key, value in stored["arguments"].items()} == dict(arguments), "arguments changed"
     return f"on {', '.join(kinds_of(name))}"
@@ -99,10 +99,10 @@ def check_builds(name: str, dataset: Dataset) -> str:
 def check_loss(name: str, dataset: Dataset) -> str:
     """Point 2."""
     _, views = make_views(name, dataset)
-    batch = make_batch(name, dataset, views)
-    assert METHODS.get(name).uses_labels or batch.labels is None
     for kind in kinds_of(name):
         method = make_method(name, kind, dataset, views.num_views).train()
+        batch = make_batch(name, dataset, views, num=max(16, method.min_global_batch))
+        assert method.uses_labels or batch.labels is None
         for autocast in (False, True):
             method.zero_grad(set_to_none=True)
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -110,11 +110,7 @@ def check_loss(name: str, dataset: Dataset) -> str:
             assert total.dim() == 0, f"the loss must be a scalar, got shape {tuple(total.shape)}"
             assert torch.isfinite(total), f"loss {float(total)} on {kind} with autocast={autocast}"
             total.backward()
-            declared = {
-                parameter_name
-                for group in method.parameter_groups()
-                for parameter_name, _ in group.parameters
-            }
+            declared = {parameter_name for group in method.parameter_groups() for parameter_name, _ in group.parameters}
             for parameter_name, p in method.named_parameters():
                 has_gradient = p.grad is not None
                 if parameter_name in declared:

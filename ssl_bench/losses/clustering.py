@@ -8,7 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ssl_bench.losses.common import full_precision
 
+
+@full_precision
 @torch.no_grad()
 def sinkhorn(scores: Tensor, *, eps: float = 0.05, iterations: int = 3) -> Tensor:
     """Balanced soft assignment of samples to prototypes; each row sums to 1 exactly.
@@ -33,6 +36,7 @@ def sinkhorn(scores: Tensor, *, eps: float = 0.05, iterations: int = 3) -> Tenso
     return mass * num
 
 
+@full_precision
 def swapped_cross_entropy(codes: Tensor, scores: Tensor, *, temperature: float) -> Tensor:
     """-sum_k Q_k log softmax(S / t)_k for each sample, shape (N,)."""
     return -(codes * (scores / temperature).log_softmax(1)).sum(1)

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssl_bench.losses.common import unit_rows
+from ssl_bench.losses.common import full_precision, unit_rows
 
 
-def nt_xent(
-    z_a: Tensor, z_b: Tensor, all_a: Tensor, all_b: Tensor, *, temperature: float, offset: int = 0
-) -> Tensor:
+@full_precision
+def nt_xent(z_a: Tensor, z_b: Tensor, all_a: Tensor, all_b: Tensor, *, temperature: float, offset: int = 0) -> Tensor:
     """Normalized temperature-scaled cross entropy of each image, averaged over its two anchors.
 
     For an anchor i with positive p(i) among the 2N gathered projections:
@@ -44,6 +43,7 @@ def nt_xent(
     return (losses[0] + losses[1]) / 2
 
 
+@full_precision
 def info_nce_with_queue(query: Tensor, key: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
     """Cross entropy of each query's own key against a queue of older keys.
 
@@ -65,6 +65,7 @@ def info_nce_with_queue(query: Tensor, key: Tensor, queue: Tensor, *, temperatur
     return torch.logsumexp(logits, 1) - logits[:, 0]
 
 
+@full_precision
 def info_nce_in_batch(anchors: Tensor, candidates: Tensor, *, temperature: float, offset: int = 0) -> Tensor:
     """Cross entropy of each anchor's own candidate among the candidates of the global batch.
 

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssl_bench.losses.common import full_precision
 
+
+@full_precision
+def second_moment(z: Tensor) -> Tensor:
+    """Uncentered second moment z^T z / N of rows (N, P), shape (P, P)."""
+    return z.T @ z / len(z)
+
+
+@full_precision
 def second_moment_contrast(z: Tensor, second_moment: Tensor) -> Tensor:
     """Mean of z_i^T C z_i, with gradient through the two explicit z only.
 
@@ -25,6 +34,7 @@ def second_moment_contrast(z: Tensor, second_moment: Tensor) -> Tensor:
     return ((z @ second_moment) * z).sum(1).mean()
 
 
+@full_precision
 def off_diagonal_correlation(z: Tensor) -> Tensor:
     """Mean square of the off-diagonal correlations, over all P^2 entries with a zeroed diagonal.
 
@@ -41,6 +51,7 @@ def off_diagonal_correlation(z: Tensor) -> Tensor:
     return (correlation.square().sum() - correlation.diagonal().square().sum()) / correlation.numel()
 
 
+@full_precision
 def hinge_std(z: Tensor, *, floor: float = 1.0, eps: float = 1e-4) -> Tensor:
     """Mean over features of max(0, floor - sqrt(Var + eps)), Var unbiased.
 
@@ -54,6 +65,7 @@ def hinge_std(z: Tensor, *, floor: float = 1.0, eps: float = 1e-4) -> Tensor:
     return F.relu(floor - torch.sqrt(z.var(0) + eps)).mean()
 
 
+@full_precision
 def covariance_penalty(z: Tensor) -> Tensor:
     """Off-diagonal covariance energy divided by the width: (1/P) sum_{i != j} C_ij^2, C with N - 1.
 
@@ -75,6 +87,7 @@ def covariance_penalty(z: Tensor) -> Tensor:
     return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]
 
 
+@full_precision
 def cross_correlation(z_a: Tensor, z_b: Tensor, *, eps: float = 1e-5) -> Tensor:
     """Correlation of every feature of one view with every feature of the other, (P, P), entries in [-1, 1].
 
@@ -90,6 +103,7 @@ def cross_correlation(z_a: Tensor, z_b: Tensor, *, eps: float = 1e-5) -> Tensor:
     return units[0].T @ units[1] / len(z_a)
 
 
+@full_precision
 def redundancy_loss(correlation: Tensor, *, off_diagonal_weight: float) -> Tensor:
     """sum_i (1 - C_ii)^2 + weight * sum_{i != j} C_ij^2 (Barlow Twins, eq. 1)."""
     diagonal = correlation.diagonal()

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ssl_bench.losses.common import full_precision
 
+
+@full_precision
 def distillation_cross_entropy(
     student: Sequence[Tensor], teacher: Sequence[Tensor], *, student_temperature: float
 ) -> Tensor:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ssl_bench.losses.common import full_precision
+
 
 def patchify(images: Tensor, patch_size: int) -> Tensor:
     """Pixels of each patch, (B, C, H, W) -> (B, L, V)."""
@@ -29,6 +31,7 @@ def normalize_patches(patches: Tensor, eps: float = 1e-6) -> Tensor:
     return (patches - mean) / (patches.var(-1, keepdim=True) + eps).sqrt()
 
 
+@full_precision
 def masked_mse(prediction: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     """Mean squared error over the masked patches of each image, (B,).
 

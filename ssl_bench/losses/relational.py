@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ssl_bench.losses.common import full_precision
 
+
+@full_precision
 def relational_cross_entropy(
     query: Tensor, key: Tensor, references: Tensor, *, query_temperature: float, key_temperature: float
 ) -> Tensor:

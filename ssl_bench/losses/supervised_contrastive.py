@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ssl_bench.losses.common import full_precision
 
+
+@full_precision
 def sup_con(anchors: Tensor, candidates: Tensor, anchor_rows: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """L_out of supervised contrastive learning, one value an anchor.
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ssl_bench.losses.common import full_precision
 
+
+@full_precision
 def cholesky_whiten(h: Tensor, *, eps: float = 0.0) -> Tensor:
     """Whiten samples by the inverse Cholesky factor of their covariance: z_i = L^-1 (h_i - mean).
 
@@ -33,6 +36,7 @@ def cholesky_whiten(h: Tensor, *, eps: float = 0.0) -> Tensor:
     return torch.linalg.solve_triangular(factor, centered.mT, upper=False).mT
 
 
+@full_precision
 def newton_whitening_matrix(covariance: Tensor, *, iterations: int) -> Tensor:
     """Approximate inverse square root of a covariance by Newton's iteration (IterNorm).
 
@@ -51,6 +55,7 @@ def newton_whitening_matrix(covariance: Tensor, *, iterations: int) -> Tensor:
     return p / trace.sqrt()
 
 
+@full_precision
 def iterative_whiten(x: Tensor, *, iterations: int, axis: int) -> Tensor:
     """Softly whiten a batch along one axis.
 
@@ -70,6 +75,7 @@ def iterative_whiten(x: Tensor, *, iterations: int, axis: int) -> Tensor:
     return centered @ newton_whitening_matrix(centered.T @ centered / size, iterations=iterations)
 
 
+@full_precision
 def trace_loss(y: Tensor, *, axis: int) -> Tensor:
     """Sum of (variance - 1)^2 over rows (axis 0) or columns (axis 1), variances unbiased.
 
@@ -78,6 +84,7 @@ def trace_loss(y: Tensor, *, axis: int) -> Tensor:
     return (y.var(1 - axis) - 1).square().sum()
 
 
+@full_precision
 def group_iter_norm(x: Tensor, *, groups: int, iterations: int, eps: float = 1e-5) -> Tensor:
     """IterNorm over samples within groups of features; statistics of the batch, no affine part.
 

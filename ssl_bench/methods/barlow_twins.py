@@ -5,7 +5,6 @@ Source: Zbontar et al. 2021, arXiv 2103.03230; official code facebookresearch/ba
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ssl_bench.distributed import gather_with_grad
@@ -17,7 +16,9 @@ from ssl_bench.nn.heads import mlp
 from ssl_bench.records import Batch, LossOutput, Recipe
 
 
-@register_method("barlow_twins", family="redundancy-reduction", version=1, paper="Zbontar et al. 2021", arxiv="2103.03230")
+@register_method(
+    "barlow_twins", family="redundancy-reduction", version=1, paper="Zbontar et al. 2021", arxiv="2103.03230"
+)
 class BarlowTwins(SSLMethod):
     """L = loss_scale * [sum_i (1 - C_ii)^2 + weight * sum_{i != j} C_ij^2].
 
@@ -68,7 +69,6 @@ class BarlowTwins(SSLMethod):
     def loss(self, views: tuple[Tensor, ...], batch: Batch) -> LossOutput:
         """The same global loss on every rank."""
         z_a, z_b = (at_least_float32(gather_with_grad(self.projector(self.backbone(view)))) for view in views)  # (N, P)
-        with torch.autocast(z_a.device.type, enabled=False):
-            correlation = cross_correlation(z_a, z_b)
-            total = self.loss_scale * redundancy_loss(correlation, off_diagonal_weight=self.off_diagonal_weight)
+        correlation = cross_correlation(z_a, z_b)
+        total = self.loss_scale * redundancy_loss(correlation, off_diagonal_weight=self.off_diagonal_weight)
         return LossOutput(total, mean_diagonal=correlation.diagonal().mean())

@@ -43,7 +43,7 @@ class SSLMethod(lightning.LightningModule):
         uses_labels: The method sees labels (supervised references only); the table says so.
         loss_is_sample_mean: The loss is a mean over samples of terms that do not couple samples, so
             gradient accumulation equals a larger batch (batch normalization aside).
-        min_global_batch: Smallest global batch for which the loss is defined.
+        min_global_batch: Smallest global batch for which the loss is defined; an instance may raise it.
         backbones: Kinds of backbone it runs on, of "cnn" and "vit".
         trainable: False for baselines without pretraining.
         fixed_backbone: Name of the backbone a baseline brings along; None to take the study's.
@@ -54,7 +54,7 @@ class SSLMethod(lightning.LightningModule):
     arguments: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     uses_labels: ClassVar[bool] = False
     loss_is_sample_mean: ClassVar[bool] = False
-    min_global_batch: ClassVar[int] = 2
+    min_global_batch: int = 2
     backbones: ClassVar[tuple[str, ...]] = ("cnn", "vit")
     trainable: ClassVar[bool] = True
     fixed_backbone: ClassVar[str | None] = None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssl_bench.distributed import all_reduce_mean_with_grad, batch_mean
+from ssl_bench.distributed import batch_mean, global_mean
 from ssl_bench.losses.common import at_least_float32
 from ssl_bench.losses.distillation import distillation_cross_entropy
 from ssl_bench.methods.base import SSLMethod, register_method
@@ -116,14 +116,16 @@ class DINO(SSLMethod):
         logits = at_least_float32(self.target(torch.cat(views[:2])))
         temperature = self.temperature_at(batch.epoch)
         teacher = ((logits - self.center) / temperature).softmax(1).split(len(batch))
-        self._logit_means.append(all_reduce_mean_with_grad(logits.mean(0)))
+        self._logit_means.append(global_mean(logits))
         losses = distillation_cross_entropy(student, teacher, student_temperature=self.student_temperature)
         entropy = -(teacher[0] * teacher[0].clamp(min=1e-30).log()).sum(1).mean()
         return LossOutput(batch_mean(losses), teacher_entropy=entropy)
 
     def _embed_crops(self, views: tuple[Tensor, ...]) -> Tensor:
         sizes = [view.shape[-1] for view in views]
-        groups = [torch.cat([v for v, s in zip(views, sizes, strict=True) if s == size]) for size in dict.fromkeys(sizes)]
+        groups = [
+            torch.cat([v for v, s in zip(views, sizes, strict=True) if s == size]) for size in dict.fromkeys(sizes)
+        ]
         return torch.cat([self.backbone(group) for group in groups])
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:

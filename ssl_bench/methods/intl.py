@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from ssl_bench.distributed import gather_with_grad
@@ -78,9 +77,8 @@ class INTL(SSLMethod):
         weight = self.trace_weight
         if weight is None:
             weight = 0.01 * (math.log2(projections[0].shape[self.axis]) - 3)
-        with torch.autocast(projections[0].device.type, enabled=False):
-            whitened = [iterative_whiten(z, iterations=self.iterations, axis=self.axis) for z in projections]
-            traces = [trace_loss(y, axis=self.axis) for y in whitened]
+        whitened = [iterative_whiten(z, iterations=self.iterations, axis=self.axis) for z in projections]
+        traces = [trace_loss(y, axis=self.axis) for y in whitened]
         units = [unit_rows(y) for y in whitened]
         num = len(views) - 1
         distance = sum(2 - 2 * (unit * units[0]).sum(1).mean() for unit in units[1:]) / num

@@ -55,9 +55,7 @@ class SimCLR(SSLMethod):
         super().__init__(backbone)
         self.temperature = temperature
         hidden = hidden_dim or backbone.embed_dim
-        self.projector = mlp(
-            backbone.embed_dim, (hidden, hidden, projection_dim), last_bias=False, last_norm="no_bias"
-        )
+        self.projector = mlp(backbone.embed_dim, (hidden, hidden, projection_dim), last_bias=False, last_norm="no_bias")
 
     def loss(self, views: tuple[Tensor, ...], batch: Batch) -> LossOutput:
         """NT-Xent over the global batch."""

@@ -82,4 +82,3 @@ class SimSiam(SSLMethod):
         similarity = F.cosine_similarity(p_a, z_b.detach()) + F.cosine_similarity(p_b, z_a.detach())
         std = unit_rows(z_a.detach()).std(0).mean()
         return LossOutput(-batch_mean(similarity) / 2, projection_std=std)
-

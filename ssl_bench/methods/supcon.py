@@ -72,7 +72,5 @@ class SupCon(SSLMethod):
         offset = local_slice(len(batch), batch.labels.device).start
         own = torch.arange(len(batch), device=labels.device) + offset
         anchor_rows = torch.cat([own + v * len(labels) for v in range(len(z))])
-        losses = sup_con(
-            torch.cat(z), everything, anchor_rows, labels.repeat(len(z)), temperature=self.temperature
-        )
+        losses = sup_con(torch.cat(z), everything, anchor_rows, labels.repeat(len(z)), temperature=self.temperature)
         return LossOutput(self.scale * batch_mean(losses.view(len(z), -1).mean(0)))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ssl_bench.distributed import gather, gather_with_grad
 from ssl_bench.losses.common import unit_rows
-from ssl_bench.losses.covariance import second_moment_contrast
+from ssl_bench.losses.covariance import second_moment, second_moment_contrast
 from ssl_bench.methods.base import SSLMethod, register_method
 from ssl_bench.nn.backbone import Backbone
 from ssl_bench.nn.heads import mlp
@@ -80,8 +80,7 @@ class TiCo(SSLMethod):
         """The same global loss on every rank."""
         a = gather_with_grad(unit_rows(self.projector(self.backbone(views[0]))))  # (N, P)
         b = gather(unit_rows(self.target(views[1])))
-        with torch.no_grad():
-            moment = torch.lerp(a.T @ a / len(a), self.second_moment.to(a.dtype), self.memory_momentum)
+        moment = torch.lerp(second_moment(a.detach()), self.second_moment.to(a.dtype), self.memory_momentum)
         self._next_moment = moment
         invariance = 1 - (a * b).sum(1).mean()
         contrast = self.contrast_weight * second_moment_contrast(a, moment)

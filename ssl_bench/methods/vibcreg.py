@@ -77,8 +77,7 @@ class VIbCReg(SSLMethod):
         z = at_least_float32(gather_with_grad(self.projector(self.backbone(view))))  # (N, P)
         if not self.groups:
             return z
-        with torch.autocast(z.device.type, enabled=False):
-            whitened = group_iter_norm(z, groups=self.groups, iterations=self.iter_norm_iterations)
+        whitened = group_iter_norm(z, groups=self.groups, iterations=self.iter_norm_iterations)
         return whitened * self.gain + self.bias
 
     def loss(self, views: tuple[Tensor, ...], batch: Batch) -> LossOutput:
@@ -86,11 +85,8 @@ class VIbCReg(SSLMethod):
         z_a, z_b = (self._project(view) for view in views)
         invariance = (z_a - z_b).square().mean()
         variance = hinge_std(z_a) + hinge_std(z_b)
-        with torch.autocast(z_a.device.type, enabled=False):
-            covariance = off_diagonal_correlation(z_a) + off_diagonal_correlation(z_b)
+        covariance = off_diagonal_correlation(z_a) + off_diagonal_correlation(z_b)
         total = (
-            self.invariance_weight * invariance
-            + self.variance_weight * variance
-            + self.covariance_weight * covariance
+            self.invariance_weight * invariance + self.variance_weight * variance + self.covariance_weight * covariance
         )
         return LossOutput(total, invariance=invariance, variance=variance, covariance=covariance)

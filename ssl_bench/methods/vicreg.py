@@ -5,7 +5,6 @@ Source: Bardes et al. 2022, arXiv 2105.04906; official code facebookresearch/vic
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ssl_bench.distributed import gather_with_grad
@@ -71,13 +70,10 @@ class VICReg(SSLMethod):
     def loss(self, views: tuple[Tensor, ...], batch: Batch) -> LossOutput:
         """The same global loss on every rank."""
         z_a, z_b = (at_least_float32(gather_with_grad(self.projector(self.backbone(view)))) for view in views)  # (N, P)
-        with torch.autocast(z_a.device.type, enabled=False):
-            invariance = (z_a - z_b).square().mean()
-            variance = (hinge_std(z_a) + hinge_std(z_b)) / 2
-            covariance = covariance_penalty(z_a) + covariance_penalty(z_b)
+        invariance = (z_a - z_b).square().mean()
+        variance = (hinge_std(z_a) + hinge_std(z_b)) / 2
+        covariance = covariance_penalty(z_a) + covariance_penalty(z_b)
         total = (
-            self.invariance_weight * invariance
-            + self.variance_weight * variance
-            + self.covariance_weight * covariance
+            self.invariance_weight * invariance + self.variance_weight * variance + self.covariance_weight * covariance
         )
         return LossOutput(total, invariance=invariance, variance=variance, covariance=covariance)

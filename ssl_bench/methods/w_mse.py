@@ -50,7 +50,6 @@ class WMSE(SSLMethod):
         ),
     }  # fmt: skip
     arguments = {"small": {"hidden_dim": 512, "projection_dim": 32}}
-    min_global_batch = 4
 
     def __init__(
         self,
@@ -69,6 +68,7 @@ class WMSE(SSLMethod):
                 f"{projection_dim} (method w_mse). Raise block_size, at best to twice projection_dim or more."
             )
         self.block_size = block_size
+        self.min_global_batch = block_size
         self.num_permutations = num_permutations
         self.eps = eps
         self.projector = mlp(backbone.embed_dim, (hidden_dim, projection_dim))
@@ -88,8 +88,7 @@ class WMSE(SSLMethod):
         pairs = list(itertools.combinations(range(len(views)), 2))
         total = z.new_zeros(())
         for order in orders.T:
-            with torch.autocast(z.device.type, enabled=False):
-                blocks = z[:, order].unflatten(1, (-1, self.block_size))  # (V, N / w, w, P)
-                unit = unit_rows(cholesky_whiten(blocks, eps=self.eps))
+            blocks = z[:, order].unflatten(1, (-1, self.block_size))  # (V, N / w, w, P)
+            unit = unit_rows(cholesky_whiten(blocks, eps=self.eps))
             total = total + sum(2 - 2 * (unit[a] * unit[b]).sum(-1).mean() for a, b in pairs)
         return LossOutput(total / (len(pairs) * self.num_permutations))

@@ -54,7 +54,9 @@ def convert_batch_norm(module: nn.Module) -> nn.Module:
     """Replace every BatchNorm by one over the global batch, keeping its parameters and buffers in place."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            converted = GlobalBatchNorm(child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats)
+            converted = GlobalBatchNorm(
+                child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
+            )
             converted._parameters = child._parameters
             converted._buffers = child._buffers
             converted.training = child.training

@@ -31,5 +31,5 @@ class TargetNetwork(nn.Module):
 
     @torch.no_grad()
     def update(self, online: nn.Module, target_momentum: float) -> None:
-        """target <- target_momentum * target + (1 - target_momentum) * online, once an optimizer step."""
+        """Target <- target_momentum * target + (1 - target_momentum) * online, once an optimizer step."""
         torch._foreach_lerp_(list(self.module.parameters()), list(online.parameters()), 1.0 - target_momentum)
