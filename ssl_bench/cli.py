@@ -27,7 +27,9 @@ def parser() -> argparse.ArgumentParser:
 
     run = add("run", "run what is unfinished of a study and build its tables")
     run.add_argument("study", type=Path, help="study file, such as experiments/quickstart.yaml")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, such as budget.epochs=1")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override, such as budget.epochs=1"
+    )
     run.add_argument("--jobs", type=int, help="trials at once (default: one a core, or one a GPU)")
     run.add_argument("--launcher", choices=("local",), default="local", help="where trials run")
     run.add_argument("--retry-broken", action="store_true", help="run failed, diverged and collapsed trials again")

@@ -34,6 +34,7 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Move every tensor; Lightning calls this."""
+
         def move(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=non_blocking)
 
@@ -48,7 +49,9 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Pin the host tensors; the DataLoader calls this."""
-        pinned = tuple(x.pin_memory() for x in self.images) if isinstance(self.images, tuple) else self.images.pin_memory()
+        pinned = (
+            tuple(x.pin_memory() for x in self.images) if isinstance(self.images, tuple) else self.images.pin_memory()
+        )
         return dataclasses.replace(self, images=pinned, index=self.index.pin_memory())
 
     def keys(self, stream: str) -> Tensor:
@@ -130,9 +133,15 @@ class Recipe:
             if not ok:
                 raise ConfigError(f"`{what}`, got {got!r} (in a recipe for views {self.views!r}).")
 
-        need(self.optimizer in ("sgd", "adam", "adamw", "lars"), "optimizer must be sgd, adam, adamw or lars", self.optimizer)
+        need(
+            self.optimizer in ("sgd", "adam", "adamw", "lars"),
+            "optimizer must be sgd, adam, adamw or lars",
+            self.optimizer,
+        )
         need(self.lr_scaling in ("linear", "sqrt", "none"), "lr_scaling must be linear, sqrt or none", self.lr_scaling)
-        need(self.schedule in ("cosine", "constant", "step"), "schedule must be cosine, constant or step", self.schedule)
+        need(
+            self.schedule in ("cosine", "constant", "step"), "schedule must be cosine, constant or step", self.schedule
+        )
         need(self.base_lr >= 0, "base_lr must be >= 0", self.base_lr)
         need(self.weight_decay >= 0, "weight_decay must be >= 0", self.weight_decay)
         need(0 <= self.momentum < 1, "momentum must be in [0, 1)", self.momentum)

@@ -103,7 +103,9 @@ def check_oracles(names: list[str]) -> dict[str, PointResult]:
         if name in results:
             continue
         own = [case for case in cases if f"test_{name}" in case.get("classname", "").split(".")]
-        bad = [case.get("name", "?") for case in own if case.find("failure") is not None or case.find("error") is not None]
+        bad = [
+            case.get("name", "?") for case in own if case.find("failure") is not None or case.find("error") is not None
+        ]
         ran = [case for case in own if case.find("skipped") is None]
         if bad:
             results[name] = PointResult(3, "fail", f"{len(bad)} of {len(own)} tests fail: {bad[0]}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from ssl_bench.checking.points import kinds_of, make_method, make_views
 from ssl_bench.data import PretrainDataModule
 from ssl_bench.data.dataset import Dataset
-from ssl_bench.methods import METHODS, SSLMethod
+from ssl_bench.methods import SSLMethod
 from ssl_bench.training import pretrain
 
 RESUME_STEPS = 5

@@ -86,7 +86,9 @@ class StudySpec(_Strict):
     def _names_alone(cls, value: Any) -> Any:
         if isinstance(value, str | dict):
             value = [value]
-        return [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
+        return (
+            [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
+        )
 
     @model_validator(mode="after")
     def _known_names(self) -> StudySpec:
@@ -126,7 +128,9 @@ def load_study(path: Path | str, overrides: Iterable[str] = ()) -> StudySpec:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} must be valid YAML, got: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a mapping with name, datasets, methods, ..., got {type(content).__name__}.")
+        raise ConfigError(
+            f"{path} must hold a mapping with name, datasets, methods, ..., got {type(content).__name__}."
+        )
     for override in overrides:
         _apply(content, override)
     return parse_study(content, where=str(path))

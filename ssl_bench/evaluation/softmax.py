@@ -133,7 +133,10 @@ class SoftmaxRegression:
             iterations += 1
             direction = -_two_loop(gradient, pairs, precondition)
             slope = float((gradient * direction).sum())
-            if -slope <= 2 * tolerance * abs(value):  # a Newton step would lower J by -slope / 2
+            # a Newton step would lower J by -slope / 2; before a few pairs are known the Hessian at zero, which is
+            # too large, makes that too small after a warm start
+            enough = tolerance if len(pairs) >= 5 else tolerance / 100
+            if -slope <= 2 * enough * abs(value):
                 converged = True
                 break
             change = self._logits(direction)

@@ -88,12 +88,16 @@ def run_study(
         console.print("Stopped; every trial goes on from its last checkpoint when the command is run again.")
         return 130
     written = build_tables(folder)
-    console.print((folder / "leaderboard.md").read_text(encoding="utf-8"), markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        (folder / "leaderboard.md").read_text(encoding="utf-8"), markup=False, highlight=False, soft_wrap=True
+    )
     console.print(f"Report: {next(path for path in written if path.suffix == '.html')}", highlight=False)
     broken = [t for t in trials if _status(folder / "trials" / t.id).get("status") != "done"]
     for config in broken:
         state = _status(folder / "trials" / config.id)
-        console.print(f"{state.get('status', 'missing')}: {config.label}: {state.get('reason', '')}", markup=False, soft_wrap=True)
+        console.print(
+            f"{state.get('status', 'missing')}: {config.label}: {state.get('reason', '')}", markup=False, soft_wrap=True
+        )
     return 1 if broken else 0
 
 

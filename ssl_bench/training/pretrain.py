@@ -82,7 +82,9 @@ def build_trainer(
         devices=devices,
         strategy=DDPStrategy(
             process_group_backend="nccl" if cuda else "gloo",
-            cluster_environment=TorchElasticEnvironment() if TorchElasticEnvironment.detect() else LightningEnvironment(),
+            cluster_environment=TorchElasticEnvironment()
+            if TorchElasticEnvironment.detect()
+            else LightningEnvironment(),
             broadcast_buffers=False,  # statistics are global already
             gradient_as_bucket_view=True,
         )

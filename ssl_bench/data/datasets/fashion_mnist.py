@@ -37,7 +37,9 @@ def read_idx_folder(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
             shape = tuple(np.frombuffer(data, ">i4", dims, 4).tolist())
             arrays.append(np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(shape))
         except (OSError, EOFError, ValueError, IndexError) as error:
-            raise DataError(f"{path.name} must be a whole idx file in {folder}, got: {error}. Download it again.") from error
+            raise DataError(
+                f"{path.name} must be a whole idx file in {folder}, got: {error}. Download it again."
+            ) from error
     return arrays[0], arrays[1].astype(np.int64)
 
 
