@@ -21,7 +21,7 @@ def patchify(images: Tensor, patch_size: int) -> Tensor:
 def unpatchify(patches: Tensor, patch_size: int, grid: tuple[int, int]) -> Tensor:
     """Inverse of `patchify`, (B, L, V) -> (B, C, H, W)."""
     p = patch_size
-    x = patches.unflatten(1, grid).unflatten(3, (p, p, -1))
+    x: Tensor = patches.unflatten(1, grid).unflatten(3, (p, p, -1))
     return x.permute(0, 5, 1, 3, 2, 4).reshape(len(patches), -1, grid[0] * p, grid[1] * p)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ssl_bench.distributed import batch_mean
+from ssl_bench.errors import ConfigError
 from ssl_bench.losses.common import at_least_float32
 from ssl_bench.losses.reconstruction import masked_mse, normalize_patches, patchify, unpatchify
 from ssl_bench.methods.base import SSLMethod, register_method
@@ -30,7 +31,7 @@ class MAE(SSLMethod):
     Args:
         backbone: A ViT.
         mask_ratio: Share of masked patches.
-        decoder_width: Width of the decoder's tokens, a multiple of 4 times its heads.
+        decoder_width: Width of the decoder's tokens, a multiple of 4 and of its heads.
         decoder_depth: Blocks of the decoder.
         decoder_heads: Attention heads of the decoder.
         normalize_target: Normalize the target within each patch.
@@ -58,6 +59,7 @@ class MAE(SSLMethod):
     loss_is_sample_mean = True
     min_global_batch = 1
     backbone: ViT
+    decoder_positions: Tensor
 
     def __init__(
         self,
@@ -72,6 +74,11 @@ class MAE(SSLMethod):
         super().__init__(backbone)
         assert isinstance(backbone, ViT)
         num_kept(backbone.num_patches, mask_ratio)  # refuses a ratio that leaves nothing before training
+        if decoder_width % 4 or decoder_width % decoder_heads:
+            raise ConfigError(
+                f"`decoder_width` must be a multiple of 4 and of decoder_heads, got {decoder_width} with "
+                f"{decoder_heads} heads. Change the method's decoder_width or decoder_heads."
+            )
         self.mask_ratio = mask_ratio
         self.normalize_target = normalize_target
         self.decoder_embed = nn.Linear(backbone.width, decoder_width)
@@ -91,7 +98,7 @@ class MAE(SSLMethod):
         visible = self.decoder_embed(self.backbone.forward_tokens(images, keep=keep))  # (B, 1 + K, W)
         tokens = self.mask_token.to(visible.dtype).repeat(len(images), self.backbone.num_patches, 1)
         tokens = tokens.scatter(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]), visible[:, 1:])
-        tokens = torch.cat([visible[:, :1], tokens], 1) + self.decoder_positions.to(visible.dtype)
+        tokens = torch.cat([visible[:, :1], tokens], 1) + self.decoder_positions
         return self.decoder_head(self.decoder_norm(self.decoder(tokens)))[:, 1:]  # type: ignore[no-any-return]
 
     def loss(self, views: tuple[Tensor, ...], batch: Batch) -> LossOutput:

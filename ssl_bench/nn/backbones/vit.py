@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssl_bench.errors import ConfigError
@@ -19,13 +20,14 @@ from ssl_bench.nn.transformer import Block, init_transformer
 
 
 class ViT(Backbone):
-    """Pre-norm ViT with a class token and fixed sine-cosine positions, initialized as in the MAE code.
+    """Pre-norm ViT with a class token and absolute positions, initialized as in the MAE code; no drop path.
 
     Args:
         in_channels: Image channels.
         image_size: Side of the images in pixels; positions of other sizes are stretched over this grid.
-        patch_size: Side of a patch; None for 4 up to 96 px, else 16. Must divide every image size used.
+        patch_size: Side of a patch; None for 4 up to 64 px, else 16. Must divide every image size used.
         pool: The embedding: "cls" token or "mean" of the patch tokens, both after the final LayerNorm.
+        position_code: "fixed" sine-cosine codes, or "learned" ones, interpolated bicubically for other sizes.
     """
 
     kind = "vit"
@@ -40,9 +42,16 @@ class ViT(Backbone):
         image_size: int,
         patch_size: int | None = None,
         pool: Literal["cls", "mean"] = "cls",
+        position_code: Literal["fixed", "learned"] = "fixed",
     ) -> None:
         super().__init__()
-        self.patch_size = patch_size or (4 if image_size <= 96 else 16)
+        for key, value, allowed in (
+            ("pool", pool, ("cls", "mean")),
+            ("position_code", position_code, ("fixed", "learned")),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"The backbone's `{key}` must be one of {', '.join(allowed)}, got {value!r}.")
+        self.patch_size = patch_size or (4 if image_size <= 64 else 16)
         self.check_image_size(image_size)
         self.grid = (image_size // self.patch_size,) * 2
         self.pool = pool
@@ -54,12 +63,19 @@ class ViT(Backbone):
         init_transformer(self)
         nn.init.xavier_uniform_(self.patch_embed.weight.view(self.width, -1))
         nn.init.normal_(self.cls_token, std=0.02)
+        self.position_embed: nn.Parameter | None = None
+        if position_code == "learned":
+            self.position_embed = nn.Parameter(torch.empty(1, self.num_patches, self.width).normal_(std=0.02))
         self._codes: dict[tuple[tuple[int, int], torch.device, torch.dtype], Tensor] = {}
 
     @property
     def num_patches(self) -> int:
         """Patches of an image of the built size."""
         return self.grid[0] * self.grid[1]
+
+    def grid_of(self, images: Tensor) -> tuple[int, int]:
+        """Rows and columns of patches of these images."""
+        return images.shape[2] // self.patch_size, images.shape[3] // self.patch_size
 
     def check_image_size(self, image_size: int) -> None:
         """Refuse a size that patches do not tile."""
@@ -73,19 +89,38 @@ class ViT(Backbone):
         """Keep the random patch projection fixed (MoCo v3)."""
         self.patch_embed.requires_grad_(False)
 
-    def positions(self, grid: tuple[int, int], like: Tensor) -> Tensor:
-        """Position codes of a grid, (L, D), on the device and in the precision of `like`."""
+    def positions(self, grid: tuple[int, int]) -> Tensor:
+        """Position codes of a grid of patches, (L, D), in the precision of the weights (also under autocast)."""
+        if self.position_embed is not None:
+            if grid == self.grid:
+                return self.position_embed[0]
+            table = self.position_embed.mT.unflatten(2, self.grid)
+            return F.interpolate(table, grid, mode="bicubic").flatten(2)[0].T
+        like = self.cls_token
         key = (grid, like.device, like.dtype)
         if key not in self._codes:
-            self._codes[key] = grid_code(self.width, grid, self.grid).to(like)
+            self._codes[key] = grid_code(self.width, grid, self.grid).to(like.device, like.dtype)
         return self._codes[key]
 
     def patch_tokens(self, images: Tensor) -> Tensor:
         """Patch embeddings without positions, (B, C, H, W) -> (B, L, D), row-major."""
-        if images.shape[2] % self.patch_size or images.shape[3] % self.patch_size:
-            self.check_image_size(images.shape[2])
-            self.check_image_size(images.shape[3])
+        for side in images.shape[2:]:
+            self.check_image_size(side)
         return self.patch_embed(images).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def assemble(self, tokens: Tensor, grid: tuple[int, int], keep: Tensor | None = None) -> Tensor:
+        """Input of the first block: class token, then the kept patch tokens with positions, (B, 1 + K, D).
+
+        Args:
+            tokens: Patch tokens of the whole grid, (B, L, D).
+            grid: Rows and columns of patches.
+            keep: Patch indices to keep, (B, K) int64; None keeps all.
+        """
+        tokens = tokens + self.positions(grid)
+        if keep is not None:
+            tokens = tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
+        cls = self.cls_token.to(tokens.dtype).expand(len(tokens), -1, -1)  # learned, so it needs no position
+        return torch.cat([cls, tokens], 1)
 
     def prepare(
         self,
@@ -95,7 +130,7 @@ class ViT(Backbone):
         mask: Tensor | None = None,
         mask_token: Tensor | None = None,
     ) -> Tensor:
-        """Input of the first block: class token and patch tokens with positions, (B, 1 + K, D).
+        """Input of the first block from images, (B, C, H, W) -> (B, 1 + K, D).
 
         Args:
             images: (B, C, H, W).
@@ -108,12 +143,14 @@ class ViT(Backbone):
             assert mask_token is not None
             share = mask[:, :, None].to(tokens.dtype)
             tokens = tokens * (1 - share) + mask_token.to(tokens.dtype) * share
-        grid = (images.shape[2] // self.patch_size, images.shape[3] // self.patch_size)
-        tokens = tokens + self.positions(grid, tokens)
-        if keep is not None:
-            tokens = tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
-        cls = self.cls_token.to(tokens.dtype).expand(len(tokens), -1, -1)  # its position code is zero
-        return torch.cat([cls, tokens], 1)
+        return self.assemble(tokens, self.grid_of(images), keep)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """All blocks and the final norm on what `prepare` or `assemble` gave, (B, T, D) -> (B, T, D)."""
+        for block in self.blocks:
+            x = block(x)
+        normed: Tensor = self.norm(x)
+        return normed
 
     def forward_tokens(
         self,
@@ -124,11 +161,7 @@ class ViT(Backbone):
         mask_token: Tensor | None = None,
     ) -> Tensor:
         """Class token and patch tokens after the final norm, (B, 1 + K, D); arguments as `prepare`."""
-        x = self.prepare(images, keep=keep, mask=mask, mask_token=mask_token)
-        for block in self.blocks:
-            x = block(x)
-        normed: Tensor = self.norm(x)
-        return normed
+        return self.encode(self.prepare(images, keep=keep, mask=mask, mask_token=mask_token))
 
     def attention_maps(self, images: Tensor) -> list[Tensor]:
         """Attention weights of every block, each (B, heads, 1 + L, 1 + L)."""
@@ -150,8 +183,8 @@ class ViT(Backbone):
 
     def feature_map(self, images: Tensor) -> Tensor:
         """Patch tokens as a map, (B, C, H, W) -> (B, D, h, w)."""
-        tokens = self.forward_tokens(images)[:, 1:]
-        return tokens.mT.unflatten(2, (images.shape[2] // self.patch_size, images.shape[3] // self.patch_size))
+        feature_map: Tensor = self.forward_tokens(images)[:, 1:].mT.unflatten(2, self.grid_of(images))
+        return feature_map
 
 
 @register_backbone("vit_micro", version=1)
@@ -163,20 +196,20 @@ class ViTMicro(ViT):
 
 @register_backbone("vit_tiny", version=1)
 class ViTTiny(ViT):
-    """ViT-Tiny: width 192, 12 blocks, 3 heads; patch 4 up to 96 px, else 16."""
+    """ViT-Tiny: width 192, 12 blocks, 3 heads; patch 4 up to 64 px, else 16."""
 
     width, depth, heads = 192, 12, 3
 
 
 @register_backbone("vit_small", version=1)
 class ViTSmall(ViT):
-    """ViT-Small: width 384, 12 blocks, 6 heads; patch 4 up to 96 px, else 16."""
+    """ViT-Small: width 384, 12 blocks, 6 heads; patch 4 up to 64 px, else 16."""
 
     width, depth, heads = 384, 12, 6
 
 
 @register_backbone("vit_base", version=1)
 class ViTBase(ViT):
-    """ViT-Base: width 768, 12 blocks, 12 heads; patch 4 up to 96 px, else 16."""
+    """ViT-Base: width 768, 12 blocks, 12 heads; patch 4 up to 64 px, else 16."""
 
     width, depth, heads = 768, 12, 12
