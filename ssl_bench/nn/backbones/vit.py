@@ -95,7 +95,7 @@ class ViT(Backbone):
             if grid == self.grid:
                 return self.position_embed[0]
             table = self.position_embed.mT.unflatten(2, self.grid)
-            return F.interpolate(table, grid, mode="bicubic").flatten(2)[0].T
+            return F.interpolate(table, grid, mode="bicubic", antialias=True).flatten(2)[0].T
         like = self.cls_token
         key = (grid, like.device, like.dtype)
         if key not in self._codes:
