@@ -74,12 +74,14 @@ class ClassMap:
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxSolution:
-    """Minimizer found: weights and bias side by side, (C, D + 1) float64."""
+    """Minimizer found: weights and bias side by side, (C, D + 1) float64; `pairs` serve a warm start."""
 
     theta: Tensor
+    l2: float
     objective: float
     iterations: int
     converged: bool
+    pairs: list[tuple[Tensor, Tensor, float]] = dataclasses.field(repr=False)
 
     def scores(self, features: Tensor) -> Tensor:
         """Logits of (M, D) features, (M, C)."""
@@ -103,40 +105,40 @@ class SoftmaxRegression:
         self.gram = (features.T @ features).double() / len(features) if features.shape[1] <= MAX_GRAM else None
 
     def solve(
-        self, l2: float, *, start: Tensor | None = None, tolerance: float = 1e-7, max_iterations: int = 500
+        self, l2: float, *, start: SoftmaxSolution | None = None, tolerance: float = 1e-7, max_iterations: int = 500
     ) -> SoftmaxSolution:
         """Minimize for one l2 >= 0.
 
         Args:
             l2: Weight of the penalty on W.
-            start: (C, D + 1) weights and bias to start from; zeros by default.
+            start: Solution of this problem at another l2 to start from; zeros by default.
             tolerance: Stop when a step is expected to lower J by less than this fraction.
             max_iterations: Passes over the features at most (each reads them twice).
         """
         x, num = self.x, len(self.x)
         width = x.shape[1]
-        theta = start
-        if theta is None:
-            theta = torch.zeros(self.num_classes, width + 1, dtype=torch.float64, device=x.device)
-        precondition = self._preconditioner(l2)
+        theta = torch.zeros(self.num_classes, width + 1, dtype=torch.float64, device=x.device)
         penalized = torch.ones(width + 1, dtype=torch.float64, device=x.device)
         penalized[-1] = 0.0
+        pairs: list[tuple[Tensor, Tensor, float]] = []
+        if start is not None:
+            theta = start.theta
+            for s, y, _ in start.pairs:  # the penalty's part of a curvature pair is known exactly
+                y = y + (l2 - start.l2) * s * penalized
+                pairs.append((s, y, float((s * y).sum())))
+        precondition = self._preconditioner(l2)
 
         logits = self._logits(theta)
         loss, residual = self._loss(logits)
         gradient = self._gradient(residual) + l2 * theta * penalized
         value = loss + 0.5 * l2 * float((theta.square() * penalized).sum())
-        pairs: list[tuple[Tensor, Tensor, float]] = []
         converged = False
         iterations = 0
         while iterations < max_iterations:
             iterations += 1
             direction = -_two_loop(gradient, pairs, precondition)
             slope = float((gradient * direction).sum())
-            # a Newton step would lower J by -slope / 2; before a few pairs are known the Hessian at zero, which is
-            # too large, makes that too small after a warm start
-            enough = tolerance if len(pairs) >= 5 else tolerance / 100
-            if -slope <= 2 * enough * abs(value):
+            if -slope <= 2 * tolerance * abs(value):  # a Newton step would lower J by -slope / 2
                 converged = True
                 break
             change = self._logits(direction)
@@ -174,7 +176,7 @@ class SoftmaxRegression:
             if curvature > 0:
                 pairs = [*pairs[-(MEMORY - 1) :], (s, y, curvature)]
             theta, gradient, logits, value = new_theta, new_gradient, new_logits, new_value
-        return SoftmaxSolution(theta, value, iterations, converged)
+        return SoftmaxSolution(theta, l2, value, iterations, converged, pairs)
 
     def objective(self, theta: Tensor, l2: float) -> float:
         """J at given weights and bias (C, D + 1)."""

@@ -71,7 +71,7 @@ def test_warm_start_and_cold_start_reach_one_minimum():
     start = None
     for l2 in (1.0, 1e-1, 1e-2, 1e-3):
         warm = problem.solve(l2, start=start, tolerance=1e-8)
-        start = warm.theta
+        start = warm
         cold = problem.solve(l2, tolerance=1e-8)
         assert warm.objective == pytest.approx(cold.objective, rel=1e-5)
 

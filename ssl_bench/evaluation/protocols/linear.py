@@ -80,11 +80,10 @@ class Linear(Protocol):
         standardize, problem, classes = _problem(train, context)
         features = standardize(validation.features.to(context.device))
         labels = validation.labels.to(context.device)
-        start = None
+        solution = None
         accuracies: list[float] = []
         for l2 in self.l2_values:
-            solution = problem.solve(l2, start=start, tolerance=SEARCH_TOLERANCE)
-            start = solution.theta
+            solution = problem.solve(l2, start=solution, tolerance=SEARCH_TOLERANCE)
             accuracies.append(self._accuracy(classes.expand(solution.scores(features)), labels))
             if len(accuracies) - 1 - accuracies.index(max(accuracies)) == PATIENCE:
                 break
