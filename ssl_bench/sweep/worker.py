@@ -59,6 +59,8 @@ def _run_locked(config: TrialConfig, folder: Path, rank: int) -> int:
             # a restart after the collapse check's file was written, and before its status was
             facts = read_json(folder / "pretrain.json")
             stages.check_collapse(facts["embedding_spread"], facts["steps"])
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # rank 0 judges alone: no collective may wait for the others
         if rank != 0:
             return EXIT_OK
         context = None

@@ -36,10 +36,9 @@ HEAD_STD = 2e-5
 MIN_STEPS = 200  # a few labels make epochs of one step: train longer than `epochs` then
 BASE_LRS: Mapping[str, tuple[float, ...]] = {"cnn": (0.01, 0.03, 0.1, 0.3), "vit": (5e-4, 1e-3, 2e-3)}  # per 256 images
 BLOCK = re.compile(r"(?:^|\.)(?:blocks|encoder_layer)[._](\d+)\.")
-STEM = re.compile(
-    r"(?:^|\.)(?:cls_token|class_token|reg_token|pos_embed|pos_embedding|mask_token|patch_embed|conv_proj)\b"
-)
-TOKEN = re.compile(r"(?:cls_token|class_token|reg_token|pos_embed|pos_embedding|mask_token)$")
+TOKEN = re.compile(r"(?:^|\.)(?:(?:cls|class|reg|dist|mask)_token|pos(?:ition)?_embed(?:ding)?)$")
+PATCHES = re.compile(r"(?:^|\.)(?:patch_embed|conv_proj)\.")
+LAST = re.compile(r"(?:^|\.)(?:norm|fc_norm|ln|head)\.")
 
 
 class Classifier(nn.Module):
@@ -77,22 +76,26 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
     Tokens, position and patch embedding 0; block b (from 0) b + 1; everything else L + 1.
 
     Raises:
-        ConfigError: If no transformer block is found, so that nothing would decay.
+        ConfigError: If there is no block, or a parameter whose layer its name does not tell.
     """
     names = [name for name, _ in model.named_parameters()]
     blocks = {name: int(found.group(1)) for name in names if (found := BLOCK.search(name))}
-    if not blocks:
+    first = {name for name in names if name not in blocks and (TOKEN.search(name) or PATCHES.search(name))}
+    last = {name for name in names if name not in blocks and name not in first and LAST.search(name)}
+    unknown = [name for name in names if name not in blocks and name not in first and name not in last]
+    if unknown or not blocks:
         raise ConfigError(
-            f"Layer-wise decay needs parameters named `blocks.N.`, got none in {type(model).__name__}. Rename the "
-            "blocks of the backbone, or declare its kind as 'cnn'."
+            "Layer-wise decay needs a ViT with parameters named `blocks.N.`, tokens, `patch_embed`, `norm` and `head`, "
+            f"got {f'the unknown {unknown[:3]}' if unknown else 'no blocks'} in {type(model).__name__}. Rename them in "
+            "the backbone, or set the protocol's layer_decay to 1."
         )
-    last = max(blocks.values()) + 2
-    return {name: blocks[name] + 1 if name in blocks else 0 if STEM.search(name) else last for name in names}
+    top = max(blocks.values()) + 2
+    return {name: blocks[name] + 1 if name in blocks else 0 if name in first else top for name in names}
 
 
 def layer_groups(model: nn.Module, layer_decay: float) -> list[ParameterGroup]:
     """Parameter groups of a ViT classifier: rate factor layer_decay^(L + 1 - layer), no weight decay for tokens."""
-    ids = layer_ids(model)
+    ids = layer_ids(model) if layer_decay != 1.0 else {name: 0 for name, _ in model.named_parameters()}
     last = max(ids.values())
     groups: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():

@@ -141,9 +141,23 @@ def test_layer_names_of_timm_and_torchvision(prefix):
     assert list(layer_ids(Names()).values()) == [0, 0, 0, 1, 2, 3, 2, 0, 0, 0]
 
 
-def test_vit_without_known_block_names_is_refused():
-    with pytest.raises(ConfigError, match=r"named `blocks\.N\.`, got none"):
+def test_vit_whose_names_do_not_tell_the_layer_is_refused():
+    with pytest.raises(ConfigError, match="got the unknown"):
         layer_ids(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="got no blocks"):
+        layer_ids(nn.ModuleDict({"norm": nn.LayerNorm(2)}))
+    strange = vit()
+    strange.gate = nn.Parameter(torch.zeros(1))
+    with pytest.raises(ConfigError, match=r"unknown \['backbone.gate'\]"):
+        layer_groups(Classifier(strange, 3, seed=0), 0.65)
+    assert {group.lr_factor for group in layer_groups(Classifier(strange, 3, seed=0), 1.0)} == {1.0}
+
+
+def test_learned_positions_are_in_the_first_layer_without_decay():
+    backbone = build_backbone("vit_micro", in_channels=1, image_size=8, position_code="learned")
+    (group,) = [g for g in layer_groups(Classifier(backbone, 3, seed=0), 0.5) if g.weight_decay == 0.0]
+    assert {name for name, _ in group.parameters} == {"backbone.cls_token", "backbone.position_embed"}
+    assert group.lr_factor == 0.5**5
 
 
 def test_vit_schedule_follows_the_card():
