@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from ssl_bench.checking import points
 from ssl_bench.data.dataset import Dataset
@@ -55,7 +55,7 @@ def compare_ranks(names: Sequence[str], world_sizes: Sequence[int] = (2, 3)) -> 
                 results[name] = f"one process: {type(error).__name__}: {error}"
         good = [name for name in names if name not in results]
         if good:
-            mp.spawn(_rank, args=(tuple(world_sizes), good, folder), nprocs=max(world_sizes))
+            spawn(_rank, args=(tuple(world_sizes), good, folder), nprocs=max(world_sizes))
         for name in good:
             files = sorted(Path(folder).glob(f"{name}.*.json"))
             outcomes = [json.loads(file.read_text()) for file in files]
@@ -109,7 +109,7 @@ def _step(method: SSLMethod, batch: Batch) -> dict[str, Tensor]:
         gradient = all_reduce_mean_with_grad(gradient)
         record[f"gradient {name}"] = gradient
         with torch.no_grad():
-            parameter -= STEP_SIZE * gradient
+            parameter.sub_(gradient, alpha=STEP_SIZE)
     return record
 
 

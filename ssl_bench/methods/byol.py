@@ -5,6 +5,7 @@ Source: Grill et al. 2020, arXiv 2006.07733; official code google-deepmind/deepm
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -64,7 +65,7 @@ class BYOL(SSLMethod):
         """Both directions, summed."""
         predictions = [at_least_float32(self.predictor(self.projector(self.backbone(view)))) for view in views]
         targets = [at_least_float32(self.target(view)) for view in reversed(views)]
-        cosines = sum(F.cosine_similarity(p, t) for p, t in zip(predictions, targets, strict=True))
+        cosines = torch.stack([F.cosine_similarity(p, t) for p, t in zip(predictions, targets, strict=True)]).sum(0)
         std = F.normalize(targets[0], dim=1).std(0).mean()
         return LossOutput(batch_mean(4 - 2 * cosines), target_std=std)
 

@@ -22,7 +22,8 @@ class VICReg(SSLMethod):
 
     The variance term is averaged over the two views, as in the authors' code; the paper's equation sums it
     (and solo-learn follows the paper: an effective weight of 50). The invariance term is a mean over all N P
-    entries, again as in the code. Variance and covariance are those of the global batch.
+    entries, again as in the code. Variance and covariance are those of the global batch. On ImageNet the views
+    are the code's asymmetric pair, not the paper's symmetric one, as the authors advise.
 
     Args:
         backbone: The network to pretrain.
@@ -39,7 +40,7 @@ class VICReg(SSLMethod):
             global_batch_size=128, source="ours, chosen on the validation split of fashion_mnist_mini",
         ),
         "cifar": Recipe(
-            views="simclr_asymmetric", optimizer="lars", base_lr=0.3, lars_trust=0.02, lars_clip=True,
+            views="vicreg_symmetric", optimizer="lars", base_lr=0.3, lars_trust=0.02, lars_clip=True,
             weight_decay=1e-4, warmup_epochs=10, epochs=1000, global_batch_size=256, source="solo-learn, CIFAR",
         ),
         "imagenet": Recipe(

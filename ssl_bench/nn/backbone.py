@@ -27,7 +27,7 @@ class Backbone(nn.Module):
     """
 
     registry_entry: ClassVar[Entry]
-    kind: ClassVar[str] = "cnn"
+    kind: str = "cnn"
     embed_dim: int
 
     def __init__(self) -> None:

@@ -13,19 +13,21 @@ import torch
 
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum whose gradient is rescaled per tensor: g <- g * trust * ||w|| / ||g + wd w||.
+    """SGD with momentum whose gradient is rescaled per tensor to a share of the weights' norm.
 
-    Update: g += wd w; g *= trust ||w|| / ||g|| (1 where a norm is 0); m = momentum m + g; w -= lr m.
-    With `clip`, the ratio never exceeds 1 / lr, so that the adapted rate is at most lr (LARC).
-    Source: You et al. 2017, arXiv 1708.03888; the form of the BYOL, Barlow Twins and VICReg code.
+    u = g + wd w; r = trust ||w|| / ||u|| (1 where a norm is 0); m = momentum m + r u; w -= lr m.
+    Source: You et al. 2017, arXiv 1708.03888, in the form of the BYOL, Barlow Twins and VICReg code.
     The SimCLR code keeps lr inside the momentum buffer, which is the same at a constant lr.
+
+    With `clip` (LARC, the form of solo-learn's LARS): r = min(1, trust ||w|| / (lr (||g|| + wd ||w||))),
+    so that the effective rate lr r is the adapted rate itself, but at most lr.
 
     Args:
         params: Parameter groups; a group with `adapted` False gets plain SGD with momentum.
         lr: Learning rate.
         momentum: Momentum in [0, 1).
         trust: Trust coefficient.
-        clip: Cap the adapted rate at lr.
+        clip: Divide the adapted rate by lr and cap it at 1.
     """
 
     def __init__(
@@ -47,17 +49,21 @@ class LARS(torch.optim.Optimizer):
             if not params:
                 continue
             grads = [p.grad for p in params]
-            if group["weight_decay"]:
-                grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+            updates, decay = grads, group["weight_decay"]
+            if decay:
+                updates = list(torch._foreach_add(grads, params, alpha=decay))
             if group["adapted"]:
-                ratios = [
-                    torch.where((w > 0) & (g > 0), group["trust"] * w / g, torch.ones_like(w))
-                    for w, g in zip(torch._foreach_norm(params), torch._foreach_norm(grads), strict=True)
-                ]
+                weight_norms = torch.stack(torch._foreach_norm(params))
                 if group["clip"]:
-                    limit = 1.0 / group["lr"] if group["lr"] > 0 else float("inf")
-                    ratios = [ratio.clamp(max=limit) for ratio in ratios]
-                grads = list(torch._foreach_mul(grads, ratios))
+                    norms = torch.stack(torch._foreach_norm(grads))
+                    norms = torch.where(norms > 0, norms + decay * weight_norms, norms) * group["lr"]
+                else:
+                    norms = torch.stack(torch._foreach_norm(updates))
+                known = (weight_norms > 0) & (norms > 0)
+                ratios = torch.where(known, group["trust"] * weight_norms / norms, 1.0)
+                if group["clip"]:
+                    ratios = ratios.clamp(max=1.0)
+                updates = list(torch._foreach_mul(updates, ratios.unbind()))
             buffers = []
             for p in params:
                 state = self.state[p]
@@ -65,6 +71,6 @@ class LARS(torch.optim.Optimizer):
                     state["momentum_buffer"] = torch.zeros_like(p)
                 buffers.append(state["momentum_buffer"])
             torch._foreach_mul_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, grads)
+            torch._foreach_add_(buffers, updates)
             torch._foreach_add_(params, buffers, alpha=-group["lr"])
         return loss

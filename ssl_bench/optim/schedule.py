@@ -56,4 +56,5 @@ def apply_schedule(
             peak = group["peak_lr"]
             group["lr"] = peak * lr_factor(recipe, step, num_steps, warmup_steps, peak)
         if recipe.end_weight_decay is not None and group["peak_weight_decay"]:
-            group["weight_decay"] = cosine(recipe.weight_decay, recipe.end_weight_decay, step / num_steps)
+            end = recipe.end_weight_decay / recipe.weight_decay
+            group["weight_decay"] = group["peak_weight_decay"] * cosine(1.0, end, step / num_steps)

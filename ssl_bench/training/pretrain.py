@@ -41,10 +41,10 @@ class PretrainSummary:
 
 
 class _GlobalBatchNorm(LayerSync):
-    """Batch norm over the global batch, on CPUs too."""
+    """Batch norm over the global batch, on CPUs too, and where it is fused with an activation."""
 
     def apply(self, model: nn.Module) -> nn.Module:
-        return convert_batch_norm(model)
+        return convert_batch_norm(model, fused=torch.cuda.is_available())
 
     def revert(self, model: nn.Module) -> nn.Module:
         return model
@@ -90,8 +90,7 @@ def build_trainer(
         )
         if distributed
         else "auto",
-        plugins=[_GlobalBatchNorm()] if distributed and not cuda else None,
-        sync_batchnorm=distributed and cuda,
+        plugins=[_GlobalBatchNorm()] if distributed else None,
         precision=precision,  # type: ignore[arg-type]
         max_epochs=max_epochs,
         max_steps=max_steps,

@@ -58,6 +58,16 @@ def simclr_asymmetric(size: int, small: bool) -> tuple[ViewSpec, ...]:
     return (_byol_view(size, small, second=False), _byol_view(size, small, second=True))
 
 
+def vicreg_symmetric(size: int, small: bool) -> tuple[ViewSpec, ...]:
+    """Two views of one distribution, each solarized at times (Bardes et al. 2022; crops and blur of solo-learn)."""
+    changes: dict[str, Any] = {
+        "solarize_probability": 0.1,
+        "blur_probability": 0.0 if small else 0.5,
+        "crop_scale": (0.2, 1.0),
+    }
+    return (_byol_view(size, small, second=False, **changes),) * 2
+
+
 def dino_multicrop(size: int, small: bool, num_local: int = 8, local_size: int | None = None) -> tuple[ViewSpec, ...]:
     """Two global and `num_local` local crops (Caron et al. 2021)."""
     local = local_size or (size // 8 * 4 if small else round(size * 96 / 224))
@@ -105,6 +115,7 @@ def evaluation(size: int, small: bool) -> tuple[ViewSpec, ...]:
 VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "simclr": simclr,
     "simclr_asymmetric": simclr_asymmetric,
+    "vicreg_symmetric": vicreg_symmetric,
     "dino_multicrop": dino_multicrop,
     "swav_multicrop": swav_multicrop,
     "strong_weak": strong_weak,
