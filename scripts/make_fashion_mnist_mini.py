@@ -16,6 +16,7 @@ PER_CLASS = {"train": 1000, "test": 200}
 
 
 def main() -> None:
+    """Choose, write, and say how large the file is."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DEBIAN_FOLDER
     arrays = {}
     for part, per_class in PER_CLASS.items():

@@ -135,7 +135,7 @@ def check_resume(name: str, dataset: Dataset) -> str:
 
 def check_embedding(name: str, dataset: Dataset) -> str:
     """Point 6."""
-    recipe, views = make_views(name, dataset)
+    _recipe, views = make_views(name, dataset)
     store = dataset.split("validation")
     evaluate = build_views(
         "eval", image_size=dataset.image_size, channels=dataset.channels, mean=dataset.mean, std=dataset.std

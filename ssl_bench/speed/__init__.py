@@ -1,0 +1,1 @@
+"""Measure the harness on this machine against the bare floor."""

@@ -1,0 +1,1 @@
+"""Study to trials to stages: planning, running, resuming."""

@@ -80,7 +80,8 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
     dataset = load_dataset(config.dataset["name"], **config.dataset["arguments"])
     method, views = build_trial(config, dataset)
     if METHODS.get(config.method["name"]).trainable:
-        assert views is not None and config.recipe is not None
+        assert views is not None
+        assert config.recipe is not None
         recipe = Recipe(**{key: _tuples(value) for key, value in config.recipe.items()})
         data = PretrainDataModule(
             dataset,

@@ -1,0 +1,1 @@
+"""Images that come with the package, and their licence."""
