@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import torchvision.datasets as tv
 
 from ssl_bench.data.dataset import Dataset, register_dataset
+from ssl_bench.data.decoded import decoded_store, from_torchvision
 from ssl_bench.data.splits import carve_validation
 from ssl_bench.data.store import ImageStore
 from ssl_bench.errors import DataError
@@ -62,8 +65,8 @@ class _FashionMNIST(Dataset):
         train, validation = carve_validation(labels)
         return store.subset(train if name == "train" else validation)
 
-    @property
-    def fingerprint(self) -> str:
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
         """Hash of images and labels."""
         digest = hashlib.sha256()
         for part in ("train", "test"):
@@ -83,3 +86,26 @@ class FashionMNISTMini(_FashionMNIST):
         file = resources.files("ssl_bench.data") / "embedded" / "fashion_mnist_mini.npz"
         with resources.as_file(file) as path, np.load(path) as arrays:
             return arrays[f"{part}_images"], arrays[f"{part}_labels"].astype(np.int64)
+
+
+@register_dataset("fashion_mnist", version=1)
+class FashionMNIST(_FashionMNIST):
+    """Fashion-MNIST: 60,000 + 10,000 gray images of 28 px; from a local folder, Debian's package, or downloaded."""
+
+    mean = (0.2860,)
+    std = (0.3530,)
+
+    def _part(self, part: str) -> tuple[np.ndarray, np.ndarray]:
+        store = decoded_store(self.root / self.name / "decoded", part, lambda: self._decode(part))
+        return store.images[:, 0], store.labels
+
+    def _decode(self, part: str) -> tuple[np.ndarray, np.ndarray]:
+        folders = [self.root / self.name / "FashionMNIST" / "raw", DEBIAN_FOLDER]
+        for folder in folders:
+            if any(folder.glob(f"{PREFIX[part]}-images*")):
+                images, labels = read_idx_folder(folder, part)
+                return images[:, None], labels
+        return from_torchvision(
+            lambda download: tv.FashionMNIST(self.root / self.name, train=part == "train", download=download),
+            f"fashion_mnist in {self.root / self.name}",
+        )
