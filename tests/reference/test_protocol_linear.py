@@ -1,5 +1,6 @@
 """The linear probe against hand-computed minimizers and scikit-learn."""
 
+import math
 import warnings
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from ssl_bench.evaluation.protocols.linear_sgd import train_heads
 from ssl_bench.evaluation.softmax import SoftmaxRegression, Standardizer
+from ssl_bench.random import epoch_permutation
 from tests.unit.evaluation.fakes import clusters
 
 
@@ -112,3 +115,34 @@ def test_no_perturbation_lowers_the_objective():
         for _ in range(20):
             moved = solution.theta + size * torch.randn(solution.theta.shape, generator=generator, dtype=torch.float64)
             assert problem.objective(moved, 1e-2) > solution.objective
+
+
+@pytest.mark.parametrize("num", [64, 70])  # 70: the last 6 samples of an epoch make no whole batch
+def test_sgd_heads_equal_torch_sgd(num):
+    """The same batches through torch.optim.SGD and autograd in float64, one rate at a time."""
+    x, y = clusters(num)
+    x = x.double()
+    lrs = torch.tensor([0.3, 0.01], dtype=torch.float64)
+    found = train_heads(x, y, 3, lrs=lrs, epochs=4, batch_size=16, seed=3)
+    start = train_heads(x, y, 3, lrs=torch.zeros(1), epochs=1, batch_size=16, seed=3)[0]
+    steps = 4 * (num // 16)
+    for rate, head in zip(lrs.tolist(), found, strict=True):
+        layer = torch.nn.Linear(6, 3).double()
+        with torch.no_grad():
+            layer.weight.copy_(start[:, :-1])
+            layer.bias.zero_()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=rate, momentum=0.9)
+        step = 0
+        for epoch in range(4):
+            order = epoch_permutation(3, epoch, num)
+            for batch in order[: num // 16 * 16].split(16):
+                optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(layer(x[batch]), y[batch]).backward()
+                optimizer.step()
+                step += 1
+        expected = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
+        # float64 summation order; initial weights N(0, .01) are drawn in float32 and then exact
+        torch.testing.assert_close(head, expected, rtol=1e-10, atol=1e-12)
+    assert 0.005 < float(start[:, :-1].std()) < 0.02
+    assert not start[:, -1].any()

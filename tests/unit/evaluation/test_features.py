@@ -125,3 +125,38 @@ def test_context_gives_fresh_copies_and_extracts_once(tmp_path, counted):
     assert context.backbone().net[0].weight.any()
     assert net.net[0].weight.any()
     assert counted == ["test"]
+
+
+class LargeStore:
+    """Images of different sizes, decoded one at a time."""
+
+    is_large = True
+
+    def __init__(self, num=7):
+        self.labels = torch.arange(num).numpy() % 3
+        self.images = [
+            torch.randint(0, 256, (1, 10 + i, 13), dtype=torch.uint8, generator=torch.Generator().manual_seed(i))
+            for i in range(num)
+        ]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def decode(self, index):
+        return self.images[index]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_large_images_are_decoded_once_each_in_order(num_workers):
+    dataset, net = FakeDataset(), tiny_net()
+    store = dataset.stores["test"] = LargeStore()
+    found = extract_features(net, dataset, "test", batch_size=3, num_workers=num_workers)
+    alone = []
+    for place in range(7):
+        dataset.stores["test"] = LargeStore()
+        dataset.stores["test"].images = [store.images[place]]
+        dataset.stores["test"].labels = store.labels[place : place + 1]
+        alone.append(extract_features(net, dataset, "test").features)
+    torch.testing.assert_close(found.features, torch.cat(alone), rtol=1e-5, atol=1e-6)
+    assert found.labels.tolist() == store.labels.tolist()
+    assert len(found.features.unique(dim=0)) == 7
