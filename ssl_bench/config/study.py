@@ -78,6 +78,7 @@ class StudySpec(_Strict):
     devices: int = Field(default=1, ge=1)
     accumulate_grad_batches: int = Field(default=1, ge=1)
     num_workers: int = Field(default=4, ge=0)
+    log_every_n_steps: int = Field(default=10, ge=1)
     online_knn_epochs: int | None = Field(default=None, ge=1)
     loggers: list[Literal["wandb"]] = Field(default_factory=list)
 

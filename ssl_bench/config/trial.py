@@ -27,8 +27,8 @@ class ProtocolConfig:
 class TrialConfig:
     """A pretraining run and the protocols that judge it, as plain JSON data.
 
-    The identity covers what changes the numbers of pretraining; `protocols`, `devices`, `num_workers`,
-    `loggers` and `note` do not belong to it.
+    The identity covers what changes the numbers of pretraining; `protocols`, `devices`,
+    `num_workers`, `log_every_n_steps`, `online_knn_epochs`, `loggers` and `note` do not belong to it.
     """
 
     dataset: Mapping[str, Any]
@@ -43,6 +43,7 @@ class TrialConfig:
     protocols: tuple[ProtocolConfig, ...] = ()
     devices: int = 1
     num_workers: int = 0
+    log_every_n_steps: int = 10
     online_knn_epochs: int | None = None
     loggers: tuple[str, ...] = ()
     note: str = ""

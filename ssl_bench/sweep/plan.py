@@ -134,6 +134,7 @@ def _trial(
         protocols=protocols,
         devices=study.devices if cls.trainable else 1,
         num_workers=study.num_workers,
+        log_every_n_steps=study.log_every_n_steps,
         online_knn_epochs=study.online_knn_epochs if cls.trainable else None,
         loggers=tuple(study.loggers),
         note=study.note,

@@ -107,6 +107,7 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
             max_steps=config.budget["max_steps"] or -1,
             precision=config.precision,
             devices=config.devices,
+            log_every_n_steps=config.log_every_n_steps,
             loggers=loggers,
             callbacks=probes,
         )

@@ -120,6 +120,7 @@ def pretrain(
     devices: int = 1,
     checkpoint_every_seconds: float = 60.0,
     checkpoint_every_steps: int | None = None,
+    log_every_n_steps: int = 10,
     loggers: Sequence[Any] = (),
     callbacks: Sequence[Callback] = (),
 ) -> PretrainSummary:
@@ -138,6 +139,7 @@ def pretrain(
         devices: Processes in all.
         checkpoint_every_seconds: Time between checkpoints.
         checkpoint_every_steps: Steps between checkpoints instead of time, for tests.
+        log_every_n_steps: Steps between points of the curve.
         loggers: Lightning loggers beside curve.csv.
         callbacks: Further callbacks, such as an online probe.
 
@@ -174,6 +176,7 @@ def pretrain(
         accumulate_grad_batches=accumulate,
         callbacks=[DivergenceGuard(), throughput, curve, *callbacks, checkpointer],
         loggers=loggers,
+        log_every_n_steps=log_every_n_steps,
     )
     trainer.fit(method, datamodule=data, ckpt_path=checkpoint, weights_only=True)
     return PretrainSummary(
