@@ -62,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
 
     listing = add("list", "list what is registered")
     listing.add_argument("kind", choices=KINDS)
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    style = listing.add_mutually_exclusive_group()
+    style.add_argument("--json", action="store_true", help="print JSON")
+    style.add_argument("--markdown", action="store_true", help="print a Markdown table, as in the README")
     return root
 
 
@@ -168,6 +170,16 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         items = [{"name": e.name, "version": e.version, "summary": e.summary, **e.metadata} for e in entries]
         print(json.dumps(items, indent=2))
+        return 0
+    if arguments.markdown:
+        print("| name | family | paper | what it computes |\n| --- | --- | --- | --- |")
+        for e in entries:
+            link = (
+                f"[{e.metadata.get('paper')}](https://arxiv.org/abs/{e.metadata['arxiv']})"
+                if "arxiv" in e.metadata
+                else ""
+            )
+            print(f"| `{e.name}` | {e.metadata.get('family', '')} | {link} | {e.summary.replace('|', chr(92) + '|')} |")
         return 0
     width = max(len(entry.name) for entry in entries)
     family = max(len(str(entry.metadata.get("family", ""))) for entry in entries)
