@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _study_folder(arguments: argparse.Namespace) -> Path:
-    name = arguments.study
+    name: str = arguments.study
     if name.endswith((".yaml", ".yml")):
         from ssl_bench.config import load_study
 

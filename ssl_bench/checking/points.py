@@ -115,7 +115,9 @@ def check_loss(name: str, dataset: Dataset) -> str:
                 has_gradient = p.grad is not None
                 if parameter_name in declared:
                     assert has_gradient, f"{parameter_name} receives no gradient on {kind}"
-                    assert torch.isfinite(p.grad).all(), f"{parameter_name} has a non-finite gradient on {kind}"
+                    assert p.grad is None or torch.isfinite(p.grad).all(), (
+                        f"{parameter_name} has a non-finite gradient on {kind}"
+                    )
                 else:
                     assert not has_gradient, f"{parameter_name} is not declared trainable but receives gradient"
     return "float32 and bfloat16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -49,11 +50,9 @@ def stored_digest(folder: Path, parts: tuple[str, ...]) -> str:
 
 
 def _digest(*arrays: np.ndarray) -> str:
-    import hashlib
-
     digest = hashlib.sha256()
     for array in arrays:
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 

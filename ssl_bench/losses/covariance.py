@@ -48,7 +48,7 @@ def off_diagonal_correlation(z: Tensor) -> Tensor:
     """
     unit = F.normalize(z - z.mean(0), dim=0)
     correlation = unit.T @ unit
-    return (correlation.square().sum() - correlation.diagonal().square().sum()) / correlation.numel()
+    return _off_diagonal_energy(correlation) / correlation.numel()
 
 
 @full_precision
@@ -84,7 +84,7 @@ def covariance_penalty(z: Tensor) -> Tensor:
     """
     centered = z - z.mean(0)
     covariance = centered.T @ centered / (len(z) - 1)
-    return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]
+    return _off_diagonal_energy(covariance) / z.shape[1]
 
 
 @full_precision
@@ -106,6 +106,9 @@ def cross_correlation(z_a: Tensor, z_b: Tensor, *, eps: float = 1e-5) -> Tensor:
 @full_precision
 def redundancy_loss(correlation: Tensor, *, off_diagonal_weight: float) -> Tensor:
     """sum_i (1 - C_ii)^2 + weight * sum_{i != j} C_ij^2 (Barlow Twins, eq. 1)."""
-    diagonal = correlation.diagonal()
-    off_diagonal = correlation.square().sum() - diagonal.square().sum()
-    return (1 - diagonal).square().sum() + off_diagonal_weight * off_diagonal
+    return (1 - correlation.diagonal()).square().sum() + off_diagonal_weight * _off_diagonal_energy(correlation)
+
+
+def _off_diagonal_energy(matrix: Tensor) -> Tensor:
+    # the total minus the diagonal's share would cancel, down to values below 0
+    return matrix.square().fill_diagonal_(0).sum()

@@ -33,7 +33,8 @@ def cholesky_whiten(h: Tensor, *, eps: float = 0.0) -> Tensor:
     covariance = centered.mT @ centered / (num - 1)
     shrunk = (1 - eps) * covariance + eps * torch.eye(dim, dtype=h.dtype, device=h.device)
     factor = torch.linalg.cholesky(shrunk)
-    return torch.linalg.solve_triangular(factor, centered.mT, upper=False).mT
+    whitened: Tensor = torch.linalg.solve_triangular(factor, centered.mT, upper=False)
+    return whitened.mT
 
 
 @full_precision

@@ -153,7 +153,7 @@ class SSLMethod(lightning.LightningModule):
         output = self.loss(batch.views, batch)
         self.latest = {"train/loss": output.total.detach()}
         self.latest |= {f"train/{name}": value for name, value in output.terms.items()}
-        trainer = self.trainer
+        trainer: Any = self.trainer
         if trainer.loggers and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             self.log_dict(self.latest, on_step=True, on_epoch=False, batch_size=len(batch), sync_dist=is_distributed())
         return output.total

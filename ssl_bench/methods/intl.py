@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ssl_bench.distributed import gather_with_grad
@@ -81,6 +82,6 @@ class INTL(SSLMethod):
         traces = [trace_loss(y, axis=self.axis) for y in whitened]
         units = [unit_rows(y) for y in whitened]
         num = len(views) - 1
-        distance = sum(2 - 2 * (unit * units[0]).sum(1).mean() for unit in units[1:]) / num
+        distance = torch.stack([2 - 2 * (unit * units[0]).sum(1).mean() for unit in units[1:]]).mean()
         trace = sum(traces[1:]) / num + traces[0]
         return LossOutput(distance + weight * trace, distance=distance, trace=trace)

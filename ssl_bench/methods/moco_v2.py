@@ -6,6 +6,7 @@ facebookresearch/moco and its CIFAR notebook.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from ssl_bench.distributed import batch_mean, gather
@@ -88,7 +89,7 @@ class MoCoV2(SSLMethod):
             key = unit_rows(self.target(key_view))
             losses.append(info_nce_with_queue(query, key, self.queue.rows, temperature=self.temperature))
             self._new_keys.append(gather(key))
-        return LossOutput(batch_mean(sum(losses)))
+        return LossOutput(batch_mean(torch.stack(losses).sum(0)))
 
     def after_optimizer_step(self, step: int, num_steps: int) -> None:
         """Move the key encoder, then enqueue this step's keys."""

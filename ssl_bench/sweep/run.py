@@ -200,7 +200,10 @@ class _Runner:
         if code == EXIT_LOCKED:  # another runner has it: look again later
             time.sleep(LOCKED_WAIT_SECONDS)
             job.tries -= 1
-            return job if _needs_work(job, retry_broken=False) else self._report(job)
+            if _needs_work(job, retry_broken=False):
+                return job
+            self._report(job)
+            return None
         if code not in (EXIT_OK, EXIT_BROKEN):
             if job.tries < KILLED_TRIES and not self.stopping:
                 self.console.print(f"  process of {job.config.label} ended with {_exit(code)}; starting it again")
@@ -209,7 +212,8 @@ class _Runner:
                 reason = f"the process ended with {_exit(code)}, {job.tries} times; see trial.log"
                 state = {"status": "failed", "stage": "", "reason": reason, "step": None}
                 write_json(job.folder / "status.json", state)
-        return self._report(job)
+        self._report(job)
+        return None
 
     def _report(self, job: _Job) -> None:
         self.finished += 1

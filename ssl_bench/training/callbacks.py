@@ -49,7 +49,7 @@ class DivergenceGuard(Callback):
     def __init__(self) -> None:
         self._first_bad: Tensor | None = None
 
-    def on_before_backward(self, trainer: lightning.Trainer, pl_module: Any, loss: Tensor) -> None:
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Look at the loss of this step."""
         step = trainer.global_step
         if loss.device.type == "cpu":
@@ -130,7 +130,7 @@ class CurveWriter(Callback):
         self.path = folder / "curve.csv"
         self.rows: list[dict[str, float]] = []
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         """Keep this step's values when it is a logging step."""
         step = trainer.global_step
         if step % trainer.log_every_n_steps == 0 and (not self.rows or self.rows[-1]["step"] != step):

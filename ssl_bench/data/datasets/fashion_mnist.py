@@ -71,7 +71,7 @@ class _FashionMNIST(Dataset):
         digest = hashlib.sha256()
         for part in ("train", "test"):
             for array in self._part(part):
-                digest.update(np.ascontiguousarray(array))
+                digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
 
 
