@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ssl_bench.random import permutation, uniform
+from ssl_bench.random import uniform
 
 TRIES = 10
+NUMBERS = (
+    "flip", "top", "left", "jitter", "brightness", "contrast", "saturation", "hue", "brightness_place",
+    "contrast_place", "saturation_place", "hue_place", "gray", "blur", "blur_sigma", "solarize",
+)  # fmt: skip
 
 
 def random_resized_crop(
     keys: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Top, left, height and width of each crop, (B,) float32 holding integers.
+) -> Tensor:
+    """Top, left, height and width of each crop: rows of a (4, B) float32 tensor, holding integers.
 
     Ten tries of area ~ U(scale) and log aspect ~ U(log ratio); the first that fits counts. Where none does:
     the largest central crop with the aspect clamped to `ratio`.
@@ -41,19 +47,65 @@ def random_resized_crop(
     left = torch.floor(u[:, 3].gather(1, first)[:, 0] * (width - w + 1))
     top = torch.where(found, top, (height - full_h) // 2)
     left = torch.where(found, left, (width - full_w) // 2)
-    return top.float(), left.float(), h.float(), w.float()
+    return torch.stack([top, left, h, w]).float()
 
 
-def coin(keys: Tensor, draw: str, probability: float) -> Tensor:
-    """1.0 with the given probability, else 0.0, (B,)."""
-    return (uniform(keys, 1, draw)[:, 0] < probability).float()
+def draw_numbers(keys: Tensor) -> Tensor:
+    """Every other random number of a view in one draw: uniform in [0, 1), one row for each of `NUMBERS`, (R, B)."""
+    return uniform(keys, len(NUMBERS), "view").T.contiguous()
 
 
-def between(keys: Tensor, draw: str, low: float, high: float) -> Tensor:
-    """Uniform in [low, high), (B,)."""
-    return low + (high - low) * uniform(keys, 1, draw)[:, 0]
+def named(numbers: Tensor) -> dict[str, Tensor]:
+    """The rows of `draw_numbers` by name, (B,) each."""
+    return dict(zip(NUMBERS, numbers, strict=True))
 
 
-def jitter_order(keys: Tensor) -> Tensor:
-    """The order of brightness 0, contrast 1, saturation 2 and hue 3 for each sample, (B, 4)."""
-    return permutation(keys, 4, "jitter_order")
+def padded_crop(u: Mapping[str, Tensor], height: int, width: int, size: int) -> tuple[Tensor, Tensor]:
+    """Top and left of a (size, size) crop of a padded image, uniform over all places, (B,) float32."""
+    return torch.floor(u["top"] * (height - size + 1)), torch.floor(u["left"] * (width - size + 1))
+
+
+def between(u: Tensor, low: float, high: float) -> Tensor:
+    """Uniform in [low, high) from uniform in [0, 1)."""
+    return low + (high - low) * u
+
+
+@dataclasses.dataclass(frozen=True)
+class Jitter:
+    """Color jitter of B samples: K blends (brightness, contrast, saturation) in an order of their own, one hue shift.
+
+    `factors`, `gray_shares` and `mean_shares` (B, K) are `operations.blend_`'s, in order; the hue shift (B,), in
+    turns, comes after the first `before` (B,) of the blends. `applied` (B,) says whether any of it happens.
+    """
+
+    applied: Tensor
+    before: Tensor
+    factors: Tensor
+    gray_shares: Tensor | None
+    mean_shares: Tensor | None
+    hue: Tensor | None
+
+
+def jitter(
+    u: Mapping[str, Tensor], probability: float, brightness: float, contrast: float, saturation: float, hue: float
+) -> Jitter:
+    """Factors ~ U(max(0, 1 - strength), 1 + strength), hue ~ U(-hue, hue), all orders equally likely.
+
+    Operations of strength 0 are left out.
+    """
+    strengths = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
+    names = [name for name in strengths if strengths[name]]
+    empty = u["jitter"].new_zeros(len(u["jitter"]), 0)
+    # the operations come in ascending order of their places
+    places = torch.stack([u[f"{name}_place"] for name in names], 1) if names else empty
+    factors = [between(u[name], max(0.0, 1 - strengths[name]), 1 + strengths[name]) for name in names]
+    order = places.argsort(dim=1, stable=True)
+    before = (places < u["hue_place"][:, None]).sum(1)
+    return Jitter(
+        applied=u["jitter"] < probability,
+        before=before if hue else torch.zeros_like(before),
+        factors=(torch.stack(factors, 1) if names else empty).gather(1, order),
+        gray_shares=(order == names.index("saturation")).float() if saturation else None,
+        mean_shares=(order == names.index("contrast")).float() if contrast else None,
+        hue=between(u["hue"], -hue, hue) if hue else None,
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,10 +13,13 @@ import torchvision.transforms.v2.functional as TF
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 
+from ssl_bench.errors import ConfigError, DataError
 from ssl_bench.random import sample_keys
 from ssl_bench.records import Batch
 from ssl_bench.views import operations as ops
 from ssl_bench.views import parameters as draw
+
+CHUNK_PIXELS = 2**17  # of the views made at once on a CPU: the planes of one chunk stay in its caches
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +27,10 @@ class ViewSpec:
     """The distribution of one view. Probabilities and strengths of 0 leave an operation out.
 
     `crop_scale` None takes the whole image (resized to `size` if need be); `pad` instead crops `size` pixels
-    out of the image padded with zeros. The colour jitter's order is random for each sample.
+    out of the image padded with zeros. The color jitter's order is random for each sample.
+
+    Raises:
+        ConfigError: If a value is out of its range.
     """
 
     size: int
@@ -42,29 +51,79 @@ class ViewSpec:
     solarize_probability: float = 0.0
     solarize_threshold: float = 0.5
 
+    def __post_init__(self) -> None:
+        def need(ok: bool, what: str, got: object) -> None:
+            if not ok:
+                raise ConfigError(f"{what}, got {got!r} in a view of {self.size} px. Change it in the study's views.")
+
+        need(self.size >= 1, "`size` must be at least 1 pixel", self.size)
+        if self.crop_scale is not None:
+            low, high = self.crop_scale
+            need(0 < low <= high <= 1, "`crop_scale` must be (low, high) with 0 < low <= high <= 1", self.crop_scale)
+        low, high = self.crop_ratio
+        need(0 < low <= high, "`crop_ratio` must be (low, high) with 0 < low <= high", self.crop_ratio)
+        need(self.pad >= 0, "`pad` must be at least 0 pixels", self.pad)
+        need(not self.pad or self.crop_scale is None, "`pad` needs `crop_scale` to be null", self.crop_scale)
+        need(
+            self.interpolation in ("bicubic", "bilinear"),
+            "`interpolation` must be bicubic or bilinear",
+            self.interpolation,
+        )
+        for name in ("flip", "jitter", "gray", "blur", "solarize"):
+            value = getattr(self, f"{name}_probability")
+            need(0 <= value <= 1, f"`{name}_probability` must be in [0, 1]", value)
+        for name in ("brightness", "contrast", "saturation"):
+            need(getattr(self, name) >= 0, f"`{name}` must be at least 0", getattr(self, name))
+        need(0 <= self.hue <= 0.5, "`hue` must be in [0, 0.5] turns", self.hue)
+        if self.blur_probability:
+            low, high = self.blur_sigma
+            need(0 < low <= high, "`blur_sigma` must be (low, high) with 0 < low <= high", self.blur_sigma)
+            need(self.blur_kernel % 2 == 1, "`blur_kernel` must be odd", self.blur_kernel)
+            need(
+                0 < self.blur_kernel < 2 * self.size,
+                "`blur_kernel` must be below twice the size, since borders are reflected once",
+                self.blur_kernel,
+            )
+        need(0 <= self.solarize_threshold <= 1, "`solarize_threshold` must be in [0, 1]", self.solarize_threshold)
+
+    @property
+    def jitters(self) -> bool:
+        """Whether the view has color jitter."""
+        return self.jitter_probability > 0 and any((self.brightness, self.contrast, self.saturation, self.hue))
+
 
 class ViewPipeline:
     """Makes the views of a batch; each is a function of (seed, epoch, sample index, view) alone.
 
+    On a CPU a view is bitwise the same whatever the batch, its order and the number of threads; between devices
+    it is the same up to rounding. On other devices nothing waits for the device.
+
     Args:
         name: Name of the recipe.
         specs: One distribution a view.
-        channels: Image channels; operations on color are left out for one channel.
-        mean: Mean of each channel.
+        channels: Image channels, 1 or 3; operations on color are left out for one channel.
+        mean: Mean of each channel, as a fraction of the largest value.
         std: Standard deviation of each channel.
-    """
 
-    chunk = 256  # samples handled at once: keeps the working set of small images in cache
+    Raises:
+        ConfigError: If the number of channels is neither, or does not fit `mean` and `std`.
+    """
 
     def __init__(
         self, name: str, specs: tuple[ViewSpec, ...], *, channels: int, mean: tuple[float, ...], std: tuple[float, ...]
     ) -> None:
+        if channels not in (1, 3) or len(mean) != channels or len(std) != channels or min(std) <= 0:
+            raise ConfigError(
+                "Views need images of 1 or 3 channels with a mean and a positive std for each, got "
+                f"{channels} channels, mean {mean} and std {std}. Correct the dataset's attributes."
+            )
         self.name = name
         self.channels = channels
-        self.skipped: tuple[str, ...] = ()
+        self.skipped: dict[str, str] = {}
         if channels == 1:
-            if any(spec.saturation or spec.hue or spec.gray_probability for spec in specs):
-                self.skipped = ("saturation", "hue", "grayscale")
+            color = {"saturation": "saturation", "hue": "hue", "grayscale": "gray_probability"}
+            asked = [word for word, field in color.items() if any(getattr(spec, field) for spec in specs)]
+            self.skipped = dict.fromkeys(asked, "the images have one channel")
             specs = tuple(dataclasses.replace(spec, saturation=0.0, hue=0.0, gray_probability=0.0) for spec in specs)
         self.specs = specs
         self.mean = mean
@@ -81,107 +140,222 @@ class ViewPipeline:
         return tuple(spec.size for spec in self.specs)
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the views, and what was left out for one-channel images."""
-        return {
+        """Everything that decides the views, and what was left out for one-channel images; JSON types."""
+        facts = {
             "name": self.name,
             "specs": [dataclasses.asdict(spec) for spec in self.specs],
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "skipped": list(self.skipped),
+            "mean": self.mean,
+            "std": self.std,
+            "skipped": self.skipped,
         }
+        plain: dict[str, Any] = json.loads(json.dumps(facts))
+        return plain
 
-    @torch.no_grad()
     def __call__(self, batch: Batch) -> Batch:
-        """Fill in `batch.views`: float32, normalized, one (B, C, size, size) a view."""
-        views = []
-        for v, spec in enumerate(self.specs):
-            images = batch.images[v] if isinstance(batch.images, tuple) else batch.images
-            keys = sample_keys(batch.seed, batch.epoch, batch.index, f"view{v}")
-            cropped = isinstance(batch.images, tuple)
-            parts = [
-                self._view(part, part_keys, spec, cropped)
-                for part, part_keys in zip(images.split(self.chunk), keys.split(self.chunk), strict=True)
-            ]
-            views.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-        return dataclasses.replace(batch, views=tuple(views))
+        """Fill in `batch.views`: float32, normalized, one (B, C, size, size) a view.
 
-    def _view(self, images: Tensor, keys: Tensor, spec: ViewSpec, cropped: bool) -> Tensor:
-        x = images.to(torch.float32).div_(255)
-        if not cropped:
-            x = self._crop(x, keys, spec)
-        if spec.jitter_probability:
-            x = self._jitter(x, keys, spec)
-        if spec.gray_probability:
-            gray = draw.coin(keys, "gray", spec.gray_probability)
-            x = ops.blend(x, 1 - gray, torch.ones_like(gray), torch.zeros_like(gray))
-        if spec.blur_probability:
-            chosen = draw.coin(keys, "blur", spec.blur_probability).nonzero()[:, 0]
-            if len(chosen):
-                sigma = draw.between(keys, "blur_sigma", *spec.blur_sigma)
-                x[chosen] = ops.gaussian_blur(x[chosen], sigma[chosen], spec.blur_kernel)
-        if spec.solarize_probability:
-            chosen = draw.coin(keys, "solarize", spec.solarize_probability).nonzero()[:, 0]
-            if len(chosen):
-                x[chosen] = ops.solarize(x[chosen], spec.solarize_threshold)
-        mean = torch.tensor(self.mean, device=x.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=x.device).view(-1, 1, 1)
-        return x.sub_(mean).div_(std)
+        Raises:
+            DataError: If the batch's images are not bytes of the pipeline's channels, or not one crop a view.
+        """
+        self._check(batch)
+        device = batch.index.device
+        with torch.no_grad(), _full_precision(device):
+            return dataclasses.replace(
+                batch, views=tuple(self._view(batch, v, subset=device.type == "cpu") for v in range(self.num_views))
+            )
 
-    def _crop(self, x: Tensor, keys: Tensor, spec: ViewSpec) -> Tensor:
-        height, width = x.shape[2:]
-        bicubic = spec.interpolation == "bicubic"
-        flip = draw.coin(keys, "flip", spec.flip_probability)
+    def _check(self, batch: Batch) -> None:
+        crops = batch.images if isinstance(batch.images, tuple) else (batch.images,)
+        if isinstance(batch.images, tuple) and len(crops) != self.num_views:
+            raise DataError(
+                f"A batch of cropped images needs one crop a view, got {len(crops)} for {self.num_views} views of "
+                f"{self.name!r}. Crop with this pipeline's `crop_in_worker`."
+            )
+        for images in crops:
+            if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != self.channels:
+                raise DataError(
+                    f"The views {self.name!r} need uint8 images (B, {self.channels}, H, W), got {images.dtype} of "
+                    f"shape {tuple(images.shape)}. Take them from the dataset's store."
+                )
+
+    def _view(self, batch: Batch, v: int, *, subset: bool) -> Tensor:
+        """One view of the batch.
+
+        With `subset` an operation runs on the samples that were chosen for it, which needs their number on the
+        host; otherwise on all of them with a mask. The results are bitwise equal.
+        """
+        spec = self.specs[v]
+        cropped = isinstance(batch.images, tuple)
+        images = batch.images[v] if isinstance(batch.images, tuple) else batch.images
+        keys = sample_keys(batch.seed, batch.epoch, batch.index, f"view{v}")
+        numbers = draw.draw_numbers(keys)
+        order = bounds = jitter = None
+        if spec.jitters and subset:
+            order, bounds = _jitter_order(_jitter(numbers, spec))
+            keys, numbers = keys[order], numbers[:, order]
+        if spec.jitters:
+            jitter = _jitter(numbers, spec)
+        u = draw.named(numbers)
+        flip = (u["flip"] < spec.flip_probability).float()
+        box = None if cropped else self._box(keys, u, spec, *images.shape[2:])
+        chunk = max(1, CHUNK_PIXELS // spec.size**2) if subset else max(1, len(keys))
+        out = torch.empty(len(keys), self.channels, spec.size, spec.size, device=keys.device)
+        for start in range(0, len(keys), chunk):
+            part = slice(start, start + chunk)
+            own = images[part] if order is None else images.index_select(0, order[part])
+            if box is None:
+                planes = ops.to_planes(own)
+            else:
+                own = torch.nn.functional.pad(own, (spec.pad,) * 4) if spec.pad else own
+                bicubic = spec.interpolation == "bicubic"
+                planes = ops.resized_crop(own, box[:, part], flip[part], spec.size, bicubic=bicubic)
+            if jitter is not None:
+                limits = None if bounds is None else [min(max(b - start, 0), planes.shape[1]) for b in bounds]
+                _apply_jitter(planes, jitter, part, limits)
+            planes = _apply_rest(planes, {name: row[part] for name, row in u.items()}, spec, subset)
+            for plane, mean, std in zip(planes, self.mean, self.std, strict=True):
+                plane.sub_(mean).mul_(1 / std)
+            out[part] = planes.transpose(0, 1)
+        return out if order is None else out.index_select(0, order.argsort())
+
+    @staticmethod
+    def _box(keys: Tensor, u: dict[str, Tensor], spec: ViewSpec, height: int, width: int) -> Tensor | None:
+        """Top, left, height and width of what each sample keeps, (4, B); None where that is the image itself."""
         if spec.pad:
-            x = torch.nn.functional.pad(x, (spec.pad,) * 4)
-            size = torch.full_like(flip, spec.size)
-            top = torch.floor(draw.between(keys, "top", 0, height + 2 * spec.pad - spec.size + 1))
-            left = torch.floor(draw.between(keys, "left", 0, width + 2 * spec.pad - spec.size + 1))
-            return ops.crop_resize(x, top, left, size, size, flip, spec.size, bicubic=bicubic)
+            side = torch.full_like(u["flip"], spec.size)
+            top, left = draw.padded_crop(u, height + 2 * spec.pad, width + 2 * spec.pad, spec.size)
+            return torch.stack([top, left, side, side])
         if spec.crop_scale is not None:
-            top, left, h, w = draw.random_resized_crop(keys, height, width, spec.crop_scale, spec.crop_ratio)
-        elif spec.flip_probability == 0 and (height, width) == (spec.size, spec.size):
-            return x
-        else:
-            zero = torch.zeros_like(flip)
-            top, left, h, w = zero, zero, torch.full_like(flip, height), torch.full_like(flip, width)
-        return ops.crop_resize(x, top, left, h, w, flip, spec.size, bicubic=bicubic)
-
-    def _jitter(self, x: Tensor, keys: Tensor, spec: ViewSpec) -> Tensor:
-        applied = draw.coin(keys, "jitter", spec.jitter_probability)
-        strengths = (spec.brightness, spec.contrast, spec.saturation)
-        factors = [
-            draw.between(keys, name, max(0.0, 1 - s), 1 + s)
-            for name, s in zip(("brightness", "contrast", "saturation"), strengths, strict=True)
-        ]
-        ones = torch.ones_like(applied)
-        factors = [torch.where(applied > 0, f, ones) for f in factors]
-        table = torch.stack([*factors, ones], 1)  # (B, 4); hue blends nothing
-        order = draw.jitter_order(keys)
-        hue = draw.between(keys, "hue", -spec.hue, spec.hue)
-        for position in range(4):
-            kind = order[:, position]
-            factor = table.gather(1, kind[:, None])[:, 0]
-            x = ops.blend(x, factor, (kind == 2).float(), (kind == 1).float())
-            if spec.hue:
-                chosen = ((kind == 3) & (applied > 0)).nonzero()[:, 0]
-                if len(chosen):
-                    x[chosen] = ops.shift_hue(x[chosen], hue[chosen])
-        return x
+            return draw.random_resized_crop(keys, height, width, spec.crop_scale, spec.crop_ratio)
+        if not spec.flip_probability and height == width == spec.size:
+            return None
+        zero = torch.zeros_like(u["flip"])
+        return torch.stack([zero, zero, zero + height, zero + width])
 
     def crop_in_worker(self, image: Tensor, index: int, epoch: int, seed: int) -> tuple[Tensor, ...]:
-        """Crops of one large image, (C, h, w) uint8 -> one (C, size, size) uint8 a view; flips included."""
+        """Crops of one large image, (C, h, w) uint8 -> one (C, size, size) uint8 a view; flips included.
+
+        The parameters are those that the pipeline would draw on the device for an image of this shape. A view
+        without random crop is the center of the image resized to 8/7 of the view's size (256 for 224 px).
+        """
         crops = []
         for v, spec in enumerate(self.specs):
             keys = sample_keys(seed, epoch, torch.tensor([index]), f"view{v}")
+            u = draw.named(draw.draw_numbers(keys))
             mode = InterpolationMode.BICUBIC if spec.interpolation == "bicubic" else InterpolationMode.BILINEAR
-            if spec.crop_scale is None:
-                short = round(spec.size * 8 / 7)
-                crop = TF.center_crop(TF.resize(image, [short], mode, antialias=True), [spec.size, spec.size])
+            square = [spec.size, spec.size]
+            if spec.crop_scale is not None:
+                height, width = image.shape[1:]
+                box = draw.random_resized_crop(keys, height, width, spec.crop_scale, spec.crop_ratio)
+                top, left, height, width = box[:, 0].int().tolist()
+                crop = TF.resized_crop(image, top, left, height, width, square, mode, antialias=True)
+            elif spec.pad:
+                crop = TF.center_crop(TF.resize(image, [spec.size], mode, antialias=True), square)
+                crop = TF.pad(crop, [spec.pad])
+                top, left = (int(p) for p in draw.padded_crop(u, crop.shape[1], crop.shape[2], spec.size))
+                crop = crop[:, top : top + spec.size, left : left + spec.size]
             else:
-                box = draw.random_resized_crop(keys, *image.shape[1:], spec.crop_scale, spec.crop_ratio)
-                top, left, height, width = (int(p) for p in box)
-                crop = TF.resized_crop(image, top, left, height, width, [spec.size, spec.size], mode, antialias=True)
-            if float(draw.coin(keys, "flip", spec.flip_probability)):
+                short = round(spec.size * 8 / 7)
+                crop = TF.center_crop(TF.resize(image, [short], mode, antialias=True), square)
+            if u["flip"] < spec.flip_probability:
                 crop = TF.horizontal_flip(crop)
-            crops.append(crop)
+            crops.append(crop.contiguous())
         return tuple(crops)
+
+
+@contextlib.contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Neither autocast nor a reduced matrix-product precision of the trainer reaches the pixels."""
+    before = torch.get_float32_matmul_precision()
+    with torch.autocast(device.type, enabled=False):
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def _jitter(numbers: Tensor, spec: ViewSpec) -> draw.Jitter:
+    strengths = (spec.brightness, spec.contrast, spec.saturation, spec.hue)
+    return draw.jitter(draw.named(numbers), spec.jitter_probability, *strengths)
+
+
+def _jitter_order(jitter: draw.Jitter) -> tuple[Tensor, list[int]]:
+    """An order of the samples in which each step of the jitter concerns a contiguous run of them.
+
+    Returns:
+        Indices (B,), ascending in the number of blends before the hue shift, samples without jitter last; and
+        for each j in 0..K the number of samples with at most j blends before the hue shift.
+    """
+    blends = jitter.factors.shape[1]
+    group = torch.where(jitter.applied, jitter.before, blends + 1)
+    bounds: list[int] = torch.bincount(group, minlength=blends + 2).cumsum(0)[: blends + 1].tolist()
+    return group.argsort(stable=True), bounds
+
+
+def _apply_jitter(planes: Tensor, jitter: draw.Jitter, part: slice, bounds: list[int] | None) -> None:
+    """Blends before the hue shift, the shift, blends after it; `bounds` as from `_jitter_order`, or None for masks."""
+    blends = jitter.factors.shape[1]
+
+    def blend(j: int, early: bool) -> None:
+        run = slice(None)
+        factor = jitter.factors[part, j]
+        if bounds is None:
+            due = (jitter.before[part] > j) == early
+            factor = torch.where(due & jitter.applied[part], factor, 1.0)
+        else:
+            run = slice(bounds[j], bounds[-1]) if early else slice(0, bounds[j])
+            if run.start >= run.stop:
+                return
+            factor = factor[run]
+        shares = [None if s is None else s[part, j][run] for s in (jitter.gray_shares, jitter.mean_shares)]
+        ops.blend_(planes[:, run], factor, *shares)
+
+    for j in range(blends):
+        if jitter.hue is not None:
+            blend(j, early=True)
+    if jitter.hue is not None:
+        hue = jitter.hue[part]
+        if bounds is not None:
+            ops.shift_hue_(planes[:, : bounds[-1]], hue[: bounds[-1]])
+        else:
+            shifted = ops.shift_hue_(planes.clone(), hue)
+            planes.copy_(torch.where(jitter.applied[part, None, None], shifted, planes))
+    for j in range(blends):
+        blend(j, early=False)
+
+
+def _apply_rest(planes: Tensor, u: dict[str, Tensor], spec: ViewSpec, subset: bool) -> Tensor:
+    """Grayscale, blur, solarization."""
+    if spec.gray_probability:
+        planes = _on_chosen(planes, u["gray"] < spec.gray_probability, subset, lambda x, _: ops.luma(x).expand_as(x))
+    if spec.blur_probability:
+        sigma = draw.between(u["blur_sigma"], *spec.blur_sigma)
+        planes = _on_chosen(
+            planes,
+            u["blur"] < spec.blur_probability,
+            subset,
+            lambda x, samples: ops.gaussian_blur(x, sigma[samples], spec.blur_kernel),
+        )
+    if spec.solarize_probability:
+        planes = _on_chosen(
+            planes,
+            u["solarize"] < spec.solarize_probability,
+            subset,
+            lambda x, _: ops.solarize(x, spec.solarize_threshold),
+        )
+    return planes
+
+
+def _on_chosen(
+    planes: Tensor, chosen: Tensor, subset: bool, operation: Callable[[Tensor, Tensor | slice], Tensor]
+) -> Tensor:
+    """Replace the chosen samples by `operation(planes, samples)` of them."""
+    if not subset:
+        return torch.where(chosen[:, None, None], operation(planes, slice(None)), planes)
+    samples = chosen.nonzero()[:, 0]
+    if len(samples) == planes.shape[1]:
+        return operation(planes, slice(None)).contiguous()
+    if len(samples):
+        planes.index_copy_(1, samples, operation(planes.index_select(1, samples), samples))
+    return planes

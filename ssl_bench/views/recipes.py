@@ -68,23 +68,37 @@ def vicreg_symmetric(size: int, small: bool) -> tuple[ViewSpec, ...]:
     return (_byol_view(size, small, second=False, **changes),) * 2
 
 
-def dino_multicrop(size: int, small: bool, num_local: int = 8, local_size: int | None = None) -> tuple[ViewSpec, ...]:
+def _local_size(size: int, small: bool) -> int:
+    return max(4, size // 8 * 4) if small else round(size * 96 / 224)  # a multiple of a small ViT's patch
+
+
+def dino_multicrop(
+    size: int,
+    small: bool,
+    num_local: int = 8,
+    local_size: int | None = None,
+    local_crop_scale: tuple[float, float] = (0.05, 0.4),
+) -> tuple[ViewSpec, ...]:
     """Two global and `num_local` local crops (Caron et al. 2021)."""
-    local = local_size or (size // 8 * 4 if small else round(size * 96 / 224))
-    shared = {"crop_scale": (0.4, 1.0)}
-    views = [_byol_view(size, small, second, **shared) for second in (False, True)]
-    views += [
-        _byol_view(local, small, False, crop_scale=(0.05, 0.4), blur_probability=0.0 if small else 0.5)
-    ] * num_local
+    local = _local_size(size, small) if local_size is None else local_size
+    views = [_byol_view(size, small, second, crop_scale=(0.4, 1.0)) for second in (False, True)]
+    blur = 0.0 if small else 0.5
+    views += [_byol_view(local, small, False, crop_scale=local_crop_scale, blur_probability=blur)] * num_local
     return tuple(views)
 
 
-def swav_multicrop(size: int, small: bool, num_local: int = 6, local_size: int | None = None) -> tuple[ViewSpec, ...]:
+def swav_multicrop(
+    size: int,
+    small: bool,
+    num_local: int = 6,
+    local_size: int | None = None,
+    local_crop_scale: tuple[float, float] = (0.05, 0.14),
+) -> tuple[ViewSpec, ...]:
     """Two large and `num_local` small crops of SimCLR's color distribution (Caron et al. 2020)."""
-    local = local_size or (size // 8 * 4 if small else round(size * 96 / 224))
+    local = _local_size(size, small) if local_size is None else local_size
     strength = dict.fromkeys(("brightness", "contrast", "saturation"), 0.8) | {"hue": 0.2}
     views = [_simclr_view(size, small, crop_scale=(0.14, 1.0), **strength)] * 2
-    views += [_simclr_view(local, small, crop_scale=(0.05, 0.14), **strength)] * num_local
+    views += [_simclr_view(local, small, crop_scale=local_crop_scale, **strength)] * num_local
     return tuple(views)
 
 
@@ -123,7 +137,7 @@ VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "supervised": supervised,
     "eval": evaluation,
 }
-COUNT_KEYS = ("num_local", "local_size")
+LOCAL_KEYS = ("num_local", "local_size", "local_crop_scale")
 
 
 def build_views(
@@ -143,22 +157,39 @@ def build_views(
         channels: Image channels.
         mean: Mean of each channel.
         std: Standard deviation of each channel.
-        overrides: Fields of `ViewSpec` to set in every view, and `num_local`, `local_size` of multi-crop.
+        overrides: Fields of `ViewSpec` to set in every view. Multi-crop recipes also take `num_local`,
+            `local_size` and `local_crop_scale`; there `crop_scale` is that of the two global views.
 
     Raises:
-        ConfigError: If the recipe or an override is unknown, or `num_local` does not apply.
+        ConfigError: If the recipe or an override is unknown or has no meaning there.
     """
     if name not in VIEW_RECIPES:
         raise ConfigError(f"Unknown view recipe {name!r}.{did_you_mean(name, VIEW_RECIPES)}")
-    overrides = dict(overrides or {})
+    multicrop = name.endswith("multicrop")
     fields = {field.name for field in dataclasses.fields(ViewSpec)} - {"size"}
-    counts = {key: overrides.pop(key) for key in COUNT_KEYS if key in overrides}
-    for key in overrides:
-        if key not in fields:
-            raise ConfigError(f"Unknown view setting {key!r}.{did_you_mean(key, [*fields, *COUNT_KEYS])}")
-    if counts and not name.endswith("multicrop"):
-        raise ConfigError(f"{', '.join(counts)} apply to multi-crop recipes only, got the recipe {name!r}.")
-    specs = VIEW_RECIPES[name](image_size, image_size <= SMALL, **counts)
-    changes = {key: tuple(value) if isinstance(value, list) else value for key, value in overrides.items()}
-    specs = tuple(dataclasses.replace(spec, **changes) for spec in specs)
-    return ViewPipeline(name, specs, channels=channels, mean=mean, std=std)
+    valid = fields | set(LOCAL_KEYS if multicrop else ())
+    changes: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in (overrides or {}).items()
+    }
+    for key in changes:
+        if key not in valid:
+            raise ConfigError(f"Unknown setting {key!r} of the view recipe {name!r}.{did_you_mean(key, valid)}")
+    num_local = changes.get("num_local", 0)
+    if not isinstance(num_local, int) or num_local < 0:
+        raise ConfigError(f"`num_local` must be a whole number of at least 0, got {num_local!r} in the study's views.")
+    local = {key: changes.pop(key) for key in LOCAL_KEYS if key in changes}
+    try:
+        specs = VIEW_RECIPES[name](image_size, image_size <= SMALL, **local)
+        local_changes = {key: value for key, value in changes.items() if key != "crop_scale"}
+        specs = tuple(
+            dataclasses.replace(spec, **(local_changes if multicrop and v > 1 else changes))
+            for v, spec in enumerate(specs)
+        )
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"View settings must be numbers, pairs of numbers for ranges, got {dict(overrides or {})!r} for the "
+            f"recipe {name!r} ({error}). Correct the study's views."
+        ) from error
+    return ViewPipeline(name, specs, channels=channels, mean=tuple(mean), std=tuple(std))
