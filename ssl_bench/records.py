@@ -144,6 +144,11 @@ class Recipe:
         )
         need(self.base_lr >= 0, "base_lr must be >= 0", self.base_lr)
         need(self.weight_decay >= 0, "weight_decay must be >= 0", self.weight_decay)
+        need(
+            self.end_weight_decay is None or self.weight_decay > 0,
+            "weight_decay must be > 0 where end_weight_decay is given",
+            self.weight_decay,
+        )
         need(0 <= self.momentum < 1, "momentum must be in [0, 1)", self.momentum)
         need(self.warmup_epochs >= 0, "warmup_epochs must be >= 0", self.warmup_epochs)
         need(self.global_batch_size >= 1, "global_batch_size must be >= 1", self.global_batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import nn
 
@@ -15,7 +16,7 @@ def mlp(
     activation: type[nn.Module] = nn.ReLU,
     hidden_bias: bool = False,
     last_bias: bool = True,
-    last_norm: bool | str = False,
+    last_norm: bool | Literal["no_affine", "no_bias"] = False,
 ) -> nn.Sequential:
     """Linear layers of the given widths with batch norm and activation between them.
 
@@ -26,7 +27,7 @@ def mlp(
         activation: Class of the activation.
         hidden_bias: Biases of the hidden linear layers.
         last_bias: Bias of the last linear layer.
-        last_norm: Batch norm on the output: True, False, or "no_affine" / "no_bias".
+        last_norm: Batch norm on the output: True, False, "no_affine" (no gain or shift), or "no_bias" (no shift).
     """
     layers: list[nn.Module] = []
     for width in widths[:-1]:

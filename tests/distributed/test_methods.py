@@ -28,6 +28,14 @@ def test_ranks_equal_one_process(errors, name):
     assert errors[name] <= RANK_TOLERANCE
 
 
+def test_a_method_that_breaks_is_reported_by_name(monkeypatch):
+    def fail(name, dataset):
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr("ssl_bench.checking.distributed.run_steps", fail)
+    assert compare_ranks(["simclr"]) == {"simclr": "one process: ValueError: no such luck"}
+
+
 def local(x):
     return x
 
