@@ -66,7 +66,7 @@ class BYOL(SSLMethod):
         predictions = [at_least_float32(self.predictor(self.projector(self.backbone(view)))) for view in views]
         targets = [at_least_float32(self.target(view)) for view in reversed(views)]
         cosines = torch.stack([F.cosine_similarity(p, t) for p, t in zip(predictions, targets, strict=True)]).sum(0)
-        std = F.normalize(targets[0], dim=1).std(0).mean()
+        std = F.normalize(targets[0], dim=1).std(0, unbiased=False).mean()
         return LossOutput(batch_mean(4 - 2 * cosines), target_std=std)
 
     def after_optimizer_step(self, step: int, num_steps: int) -> None:

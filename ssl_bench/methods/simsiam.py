@@ -80,5 +80,5 @@ class SimSiam(SSLMethod):
         z_a, z_b = (self.projector(self.backbone(view)) for view in views)  # (B, P) each
         p_a, p_b = self.predictor(z_a), self.predictor(z_b)
         similarity = F.cosine_similarity(p_a, z_b.detach()) + F.cosine_similarity(p_b, z_a.detach())
-        std = unit_rows(z_a.detach()).std(0).mean()
+        std = unit_rows(z_a.detach()).std(0, unbiased=False).mean()
         return LossOutput(-batch_mean(similarity) / 2, projection_std=std)
