@@ -51,8 +51,9 @@ def kinds_of(name: str) -> tuple[str, ...]:
 
 
 def make_views(name: str, dataset: Dataset) -> tuple[Recipe, ViewPipeline]:
-    """The method's recipe for small data and its view pipeline."""
-    recipe = METHODS.get(name).default_recipe(dataset.family)
+    """The method's recipe for small data and its view pipeline; a baseline gets the evaluation view."""
+    cls = METHODS.get(name)
+    recipe = cls.default_recipe(dataset.family) if cls.trainable else Recipe(views="eval", source="nothing is trained")
     views = build_views(
         recipe.views, image_size=dataset.image_size, channels=dataset.channels, mean=dataset.mean, std=dataset.std
     )
