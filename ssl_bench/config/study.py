@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from ssl_bench.config.catalog import CATALOG
 from ssl_bench.errors import ConfigError, RegistryError, did_you_mean
@@ -39,10 +40,15 @@ class MethodSpec(_Strict):
     """
 
     name: str
-    backbone: str | BackboneSpec | None = None
+    backbone: BackboneSpec | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)
     recipe: dict[str, Any] = Field(default_factory=dict)
     views: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("backbone", mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
 
 class ProtocolSpec(_Strict):
@@ -50,6 +56,34 @@ class ProtocolSpec(_Strict):
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class RuleWhere(_Strict):
+    """The trials a rule applies to: those with one of the names under every key given."""
+
+    dataset: list[str] | None = None
+    method: list[str] | None = None
+    backbone: list[str] | None = None
+
+    @field_validator("dataset", "method", "backbone", mode="before")
+    @classmethod
+    def _one_name(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+class RuleSet(_Strict):
+    """What a rule sets: single keys, as under a method."""
+
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    views: dict[str, Any] = Field(default_factory=dict)
+
+
+class Rule(_Strict):
+    """An override for some combinations, such as one method on one dataset; later rules win."""
+
+    where: RuleWhere
+    set: RuleSet
 
 
 class Budget(_Strict):
@@ -74,6 +108,7 @@ class StudySpec(_Strict):
     seeds: list[int] = Field(min_length=1)
     budget: Budget = Budget()
     protocols: list[ProtocolSpec] = Field(min_length=1)
+    rules: list[Rule] = Field(default_factory=list)
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     devices: int = Field(default=1, ge=1)
     accumulate_grad_batches: int = Field(default=1, ge=1)
@@ -81,6 +116,7 @@ class StudySpec(_Strict):
     log_every_n_steps: int = Field(default=10, ge=1)
     online_knn_epochs: int | None = Field(default=None, ge=1)
     loggers: list[Literal["wandb"]] = Field(default_factory=list)
+    _where: str = PrivateAttr(default="study")
 
     @field_validator("datasets", "methods", "backbones", "protocols", mode="before")
     @classmethod
@@ -91,24 +127,32 @@ class StudySpec(_Strict):
             [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
         )
 
-    @model_validator(mode="after")
-    def _known_names(self) -> StudySpec:
-        for kind, specs in self._named():
-            for spec in specs:
-                CATALOG[kind].entry(spec.name.split(":")[0])
-        for what, values in (("seeds", self.seeds),):
-            repeated = {value for value in values if values.count(value) > 1}
-            if repeated:
-                raise ConfigError(f"`{what}` must be distinct, got {sorted(repeated)} more than once.")
-        return self
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        if repeated:
+            raise ValueError(f"seeds must be distinct, {repeated} stand there more than once")
+        return seeds
 
-    def _named(self) -> Iterable[tuple[str, Iterable[Any]]]:
-        yield "dataset", self.datasets
-        yield "method", self.methods
-        yield "backbone", self.backbones
-        own = [spec.backbone for spec in self.methods if spec.backbone is not None]
-        yield "backbone", [BackboneSpec(name=b) if isinstance(b, str) else b for b in own]
-        yield "protocol", self.protocols
+    @property
+    def where(self) -> str:
+        """The file, for errors."""
+        return self._where
+
+    def named(self) -> Iterator[tuple[str, str, str]]:
+        """Every name of a plug-in: its place, kind and the name itself."""
+        for key, specs in (("datasets", self.datasets), ("methods", self.methods), ("backbones", self.backbones),
+                           ("protocols", self.protocols)):  # fmt: skip
+            for i, spec in enumerate(specs):
+                yield f"{key}.{i}", key.removesuffix("s"), spec.name  # type: ignore[attr-defined]
+        for i, method in enumerate(self.methods):
+            if method.backbone is not None:
+                yield f"methods.{i}.backbone", "backbone", method.backbone.name
+        for i, rule in enumerate(self.rules):
+            for kind, names in rule.where.model_dump(exclude_none=True).items():
+                for name in names:
+                    yield f"rules.{i}.where.{kind}", kind, name
 
 
 def load_study(path: Path | str, overrides: Iterable[str] = ()) -> StudySpec:
@@ -126,6 +170,8 @@ def load_study(path: Path | str, overrides: Iterable[str] = ()) -> StudySpec:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"A study file must be readable, got {error.strerror} for {path}. Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"A study file must be YAML text in UTF-8, got {error} in {path}.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} must be valid YAML, got: {error}") from error
     if not isinstance(content, dict):
@@ -140,11 +186,23 @@ def load_study(path: Path | str, overrides: Iterable[str] = ()) -> StudySpec:
 def parse_study(content: Mapping[str, Any], *, where: str = "study") -> StudySpec:
     """Validate a study given as plain data; `where` names it in errors."""
     try:
-        return StudySpec.model_validate(content)
+        study = StudySpec.model_validate(content)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem, where) for problem in error.errors())) from error
-    except (RegistryError, ConfigError) as error:
-        raise ConfigError(f"{error} (in {where})") from error
+    study._where = where
+    for place, kind, name in study.named():
+        with located(f"{place} in {where}"):
+            CATALOG[kind].entry(name.split(":")[0])
+    return study
+
+
+@contextlib.contextmanager
+def located(place: str) -> Iterator[None]:
+    """Add the place in the study to an error raised inside."""
+    try:
+        yield
+    except (ConfigError, RegistryError) as error:
+        raise ConfigError(f"{error} ({place})") from error
 
 
 def _explain(problem: Any, where: str) -> str:
@@ -152,8 +210,9 @@ def _explain(problem: Any, where: str) -> str:
     if problem["type"] == "extra_forbidden":
         model = _model_at(problem["loc"])
         return f"Unknown key {place!r} in {where}.{did_you_mean(str(problem['loc'][-1]), model.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ")
     got = "" if problem["type"] == "missing" else f", got {problem['input']!r}"
-    return f"{place} in {where}: {problem['msg']}{got}."
+    return f"{message}{got} ({place} in {where})."
 
 
 def _model_at(location: tuple[Any, ...]) -> type[BaseModel]:
@@ -163,10 +222,14 @@ def _model_at(location: tuple[Any, ...]) -> type[BaseModel]:
         "backbones": BackboneSpec,
         "protocols": ProtocolSpec,
         "budget": Budget,
+        "rules": Rule,
+        "where": RuleWhere,
+        "set": RuleSet,
+        "backbone": BackboneSpec,
     }
     model: type[BaseModel] = StudySpec
     for part in location[:-1]:
-        model = BackboneSpec if part in ("backbone", "BackboneSpec") else models.get(part, model)
+        model = models.get(part, model)
     return model
 
 
@@ -176,8 +239,14 @@ def _apply(content: dict[str, Any], override: str) -> None:
         raise ConfigError(f"An override must read key.path=value, got {override!r}.")
     *parents, last = key.split(".")
     place: Any = content
-    for part in parents:
-        place = place.setdefault(part, {})
-        if not isinstance(place, dict):
-            raise ConfigError(f"The override {override!r} goes through {part!r}, which is no mapping.")
-    place[last] = yaml.safe_load(text)
+    try:
+        for part in parents:
+            place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+        place[int(last) if isinstance(place, list) else last] = yaml.safe_load(text)
+    except (AttributeError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(
+            f"An override must go through mappings and positions of lists, such as methods.0.recipe.base_lr=0.1, got "
+            f"{override!r}."
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The value of an override must be YAML, got {override!r}: {error}") from error

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssl_bench.results.store import canonical_json, content_hash
+from ssl_bench.results.trial import protocol_key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProtocolConfig:
-    """A protocol, its version and its arguments."""
+    """A protocol, its version and the arguments that differ from its defaults."""
 
     name: str
     version: int
@@ -19,16 +20,17 @@ class ProtocolConfig:
 
     @property
     def key(self) -> str:
-        """Stem of its rows file: the name, and a hash of arguments that differ from the defaults."""
-        return f"{self.name}-{content_hash(dict(self.arguments))[:6]}" if self.arguments else self.name
+        """Stem of its rows file."""
+        return protocol_key(self.name, self.arguments)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialConfig:
     """A pretraining run and the protocols that judge it, as plain JSON data.
 
-    The identity covers what changes the numbers of pretraining; `protocols`, `devices`,
-    `num_workers`, `log_every_n_steps`, `online_knn_epochs`, `loggers` and `note` do not belong to it.
+    Arguments are those that differ from the plug-in's defaults. The identity covers what changes the
+    numbers of pretraining; `protocols`, `devices`, `num_workers`, `log_every_n_steps`,
+    `online_knn_epochs`, `loggers`, `note` and `skip` (why the trial can't run, or "") do not belong to it.
     """
 
     dataset: Mapping[str, Any]
@@ -47,18 +49,20 @@ class TrialConfig:
     online_knn_epochs: int | None = None
     loggers: tuple[str, ...] = ()
     note: str = ""
+    skip: str = ""
 
     @property
     def id(self) -> str:
         """Content hash of the identity; names the trial's folder."""
         method = {key: self.method[key] for key in ("name", "version", "arguments")}
         recipe = {key: value for key, value in (self.recipe or {}).items() if key != "source"}
+        views = {key: value for key, value in (self.views or {}).items() if key != "overrides"}  # the specs have them
         identity = {
             "dataset": dict(self.dataset),
             "method": method,
             "backbone": dict(self.backbone),
             "recipe": recipe,
-            "views": self.views,
+            "views": views,
             "budget": dict(self.budget),
             "seed": self.seed,
             "precision": self.precision,

@@ -29,6 +29,8 @@ class Dataset:
         std: Standard deviation of each channel.
         family: "small", "cifar" or "imagenet": which of a method's recipes applies.
         pretrain_split: The split that pretraining uses.
+        content_is_fixed: The name and arguments say what the images are; False where a folder's content does,
+            which then belongs to a trial's identity.
     """
 
     registry_entry: ClassVar[Entry]
@@ -40,6 +42,7 @@ class Dataset:
     std: tuple[float, ...]
     family: str
     pretrain_split: str = "train"
+    content_is_fixed: ClassVar[bool] = True
     split_names: tuple[str, ...] = ("train", "validation", "test")
 
     def __init__(self, *, root: Path) -> None:

@@ -72,7 +72,11 @@ class MAE(SSLMethod):
         normalize_target: bool = True,
     ) -> None:
         super().__init__(backbone)
-        assert isinstance(backbone, ViT)
+        if not isinstance(backbone, ViT):
+            raise ConfigError(
+                f"MAE encodes the visible patches alone, which only this package's ViTs can, got {backbone.name!r}. "
+                "Choose vit_micro, vit_tiny, vit_small or vit_base as this method's backbone in the study."
+            )
         num_kept(backbone.num_patches, mask_ratio)  # refuses a ratio that leaves nothing before training
         if decoder_width % 4 or decoder_width % decoder_heads:
             raise ConfigError(

@@ -20,6 +20,9 @@ def build_tables(study: Path | str, *, plots: bool = True) -> list[Path]:
     The files depend on the trial folders alone, byte for byte. Builders of one study wait for each
     other, so that the last one to write has read the newest trials.
 
+    Trials that `study.json` does not name (of an earlier form of the study) are left out; their folders
+    stay.
+
     Args:
         study: The study folder, `results/<study>`.
         plots: False leaves out the pictures and the report, which take most of the time.
@@ -33,9 +36,10 @@ def build_tables(study: Path | str, *, plots: bool = True) -> list[Path]:
     study = Path(study)
     read_trials(study)  # refuses a wrong folder before anything is created in it
     with FileLock(str(study / ".tables.lock")):
-        trials = read_trials(study)
+        facts = study_facts(study)
+        trials = [trial for trial in read_trials(study) if trial.id in facts.get("trials", [trial.id])]
         rows = collect_rows(study, trials)
-        board = make_leaderboard(rows, study_facts(study))
+        board = make_leaderboard(rows, facts)
         texts = {
             "leaderboard.md": leaderboard_md(board),
             "leaderboard.csv": leaderboard_csv(board),

@@ -16,7 +16,7 @@ from ssl_bench.errors import RegistryError, StoreError
 from ssl_bench.records import MetricRow
 from ssl_bench.registry import Registry
 from ssl_bench.results.store import canonical_json, content_hash, csv_text, read_csv, read_json
-from ssl_bench.results.trial import TrialRecord, read_trials
+from ssl_bench.results.trial import TrialRecord, protocol_key, read_trials
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,11 +170,17 @@ def _rows_of_trial(trial: TrialRecord, study: str, variant: str) -> list[Row]:
         versions=canonical_json(versions) if versions else "",
         hardware=_text(pretrain.get("hardware", "")),
     )
-    rows = [_metric_row(base, row) for row in trial.rows]
+    # protocol_variant holds the protocol's key until _with_protocol_variants turns it into words
+    rows = [
+        _metric_row(dataclasses.replace(base, protocol_variant=key), row)
+        for key, group in trial.rows.items()
+        for row in group
+    ]
+    names = {protocol_key(p["name"], p.get("arguments") or {}): p["name"] for p in config.get("protocols", ())}
     missing_status = "missing" if trial.status == "done" else trial.status
     rows += [
-        dataclasses.replace(base, protocol=protocol, status=missing_status, reason=reason)
-        for protocol, reason in trial.missing.items()
+        dataclasses.replace(base, protocol=names[key], protocol_variant=key, status=missing_status, reason=reason)
+        for key, reason in trial.missing.items()
     ]
     return rows or [base]
 
@@ -258,16 +264,15 @@ def _short(key: str) -> str:
 
 def _with_protocol_variants(rows: Sequence[Row], trials: Sequence[TrialRecord]) -> list[Row]:
     arguments = {
-        (trial.id, protocol["name"]): protocol.get("arguments") or {}
+        protocol_key(protocol["name"], protocol.get("arguments") or {}): protocol.get("arguments") or {}
         for trial in trials
         for protocol in trial.config.get("protocols", ())
     }
-    settings = {}
-    for index, row in enumerate(rows):
-        if row.metric:
-            settings[str(index)] = _flatten(
-                {"version": row.protocol_version, "arguments": arguments.get((row.trial, row.protocol), {})}
-            )
+    settings = {
+        str(index): _flatten({"version": row.protocol_version, "arguments": arguments[row.protocol_variant]})
+        for index, row in enumerate(rows)
+        if row.metric
+    }
     texts = _variants(settings, {index: (rows[int(index)].protocol,) for index in settings})
     return [dataclasses.replace(row, protocol_variant=texts.get(str(index), "")) for index, row in enumerate(rows)]
 

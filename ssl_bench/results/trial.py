@@ -10,7 +10,7 @@ from typing import Any
 
 from ssl_bench.errors import StoreError
 from ssl_bench.records import MetricRow
-from ssl_bench.results.store import read_csv, read_json
+from ssl_bench.results.store import content_hash, read_csv, read_json
 
 STATUSES = ("done", "running", "pending", "skipped", "failed", "diverged", "collapsed", "unreadable")
 BROKEN = ("failed", "diverged", "collapsed", "unreadable")  # these end a trial badly and are counted
@@ -22,8 +22,9 @@ class TrialRecord:
     """One trial folder.
 
     `status` is one of STATUSES; `config` is `trial.json` (empty if unreadable), `pretrain` is
-    `pretrain.json` (empty before pretraining has ended), `rows` are the readable metric rows and
-    `missing` maps each protocol of the trial without rows to the reason.
+    `pretrain.json` (empty before pretraining has ended), `rows` maps the key of each protocol of the
+    trial to its readable metric rows (files of protocols that the study no longer has are passed over),
+    and `missing` maps the others to the reason.
     """
 
     folder: Path
@@ -33,7 +34,7 @@ class TrialRecord:
     step: int | None = None
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pretrain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    rows: tuple[MetricRow, ...] = ()
+    rows: Mapping[str, tuple[MetricRow, ...]] = dataclasses.field(default_factory=dict)
     missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -110,26 +111,31 @@ def read_trial(folder: Path | str) -> TrialRecord:
         step=step,
         config=config,
         pretrain=pretrain,
-        rows=tuple(rows),
+        rows=rows,
         missing=missing,
     )
 
 
+def protocol_key(name: str, arguments: Mapping[str, Any]) -> str:
+    """Stem of a protocol's rows file: its name, and a hash of arguments that differ from its defaults."""
+    return f"{name}-{content_hash(dict(arguments))[:6]}" if arguments else name
+
+
 def _metric_rows(
     folder: Path, config: Mapping[str, Any], status: str, reason: str
-) -> tuple[list[MetricRow], dict[str, str]]:
-    files = {path.stem: path for path in sorted((folder / "rows").glob("*.json")) if not path.name.startswith(".")}
-    rows: list[MetricRow] = []
+) -> tuple[dict[str, tuple[MetricRow, ...]], dict[str, str]]:
+    rows: dict[str, tuple[MetricRow, ...]] = {}
     missing: dict[str, str] = {}
-    for name, path in files.items():
-        try:
-            rows += _read_row_file(path)
-        except StoreError as error:
-            missing[name] = str(error)
-    present = {row.protocol for row in rows} | set(files)
     for protocol in config.get("protocols", ()):
-        if protocol["name"] not in present:
-            missing[protocol["name"]] = reason or ("not run" if status == "done" else "")
+        key = protocol_key(protocol["name"], protocol.get("arguments") or {})
+        path = folder / "rows" / f"{key}.json"
+        if not path.exists():
+            missing[key] = reason or ("not run" if status == "done" else "")
+            continue
+        try:
+            rows[key] = tuple(_read_row_file(path))
+        except StoreError as error:
+            missing[key] = str(error)
     return rows, missing
 
 

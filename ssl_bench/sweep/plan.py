@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 
 from ssl_bench.config import ProtocolConfig, StudySpec, TrialConfig
-from ssl_bench.config.study import BackboneSpec, DatasetSpec, MethodSpec
+from ssl_bench.config.study import BackboneSpec, DatasetSpec, MethodSpec, ProtocolSpec, located
 from ssl_bench.data import DATASETS, Dataset, load_dataset
 from ssl_bench.errors import ConfigError, did_you_mean
 from ssl_bench.evaluation.protocol import PROTOCOLS
 from ssl_bench.methods import METHODS, SSLMethod
-from ssl_bench.nn.backbone import BACKBONES
+from ssl_bench.methods._build import build_method
+from ssl_bench.nn.backbone import BACKBONES, Backbone, build_backbone
 from ssl_bench.records import Recipe
 from ssl_bench.views import build_views
 
@@ -28,73 +29,102 @@ def plan(study: StudySpec) -> list[TrialConfig]:
     """Every trial of a study, in the order they stand there.
 
     A baseline without training has no recipe, views or epochs; one with its own backbone runs once a
-    dataset, with the first seed, since nothing in it is random.
+    dataset, with the first seed, since nothing in it is random. A method that does not run on one of the
+    study's backbones gets a trial that says why it is skipped.
 
     Raises:
-        ConfigError: If any argument, recipe or view setting is wrong, or two entries are the same trial.
+        ConfigError: If any argument, recipe or view setting is wrong, two entries are the same trial, or a
+            rule matches nothing.
     """
-    protocols = tuple(_protocol(spec.name, spec.arguments) for spec in study.protocols)
+    protocols = tuple(
+        _protocol(spec, f"protocols.{i}.arguments in {study.where}") for i, spec in enumerate(study.protocols)
+    )
+    keys = [protocol.key for protocol in protocols]
+    for i, key in enumerate(keys):
+        if key in keys[:i]:
+            raise ConfigError(
+                f"Every protocol of a study must differ, but {protocols[i].name!r} stands there twice with the same "
+                f"arguments (protocols.{i} in {study.where}). Remove one."
+            )
     trials: dict[str, TrialConfig] = {}
-    for dataset_spec in study.datasets:
-        dataset = _dataset(dataset_spec)
-        for spec in study.methods:
+    used: set[int] = set()
+    for i, dataset_spec in enumerate(study.datasets):
+        with located(f"datasets.{i}.arguments in {study.where}"):
+            dataset, dataset_facts = _dataset(dataset_spec)
+        for j, spec in enumerate(study.methods):
+            place = f"methods.{j} in {study.where}"
             cls = METHODS.get(spec.name)
-            backbones, seeds = _backbones(spec, cls, study), study.seeds
-            if cls.fixed_backbone:
-                seeds = seeds[:1]
-            for backbone in backbones:
-                for seed in seeds:
-                    trial = _trial(study, dataset, dataset_spec, spec, backbone, seed, protocols)
-                    if trial.id in trials:
+            for backbone in _backbones(spec, cls, study):
+                numbers = [n for n, rule in enumerate(study.rules) if _applies(study, n, dataset_spec, spec, backbone)]
+                used.update(numbers)
+                with located(place):
+                    trial = _trial(
+                        study, dataset, dataset_facts, _with_rules(study, numbers, spec), backbone, protocols
+                    )
+                for seed in study.seeds[:1] if cls.fixed_backbone else study.seeds:
+                    seeded = dataclasses.replace(trial, seed=seed)
+                    if seeded.id in trials:
                         raise ConfigError(
-                            f"Every trial of a study must differ, but {trial.label} stands there twice. Remove one, or "
-                            "give one other arguments."
+                            f"Every trial of a study must differ, but {seeded.label} stands there twice ({place}). "
+                            "Remove one, or give one other arguments."
                         )
-                    trials[trial.id] = trial
+                    trials[seeded.id] = seeded
+    for n in set(range(len(study.rules))) - used:
+        raise ConfigError(
+            f"Every rule must apply to a trial, but no trial of the study fits rules.{n}.where in {study.where}. "
+            "Correct its names, or remove it."
+        )
     return list(trials.values())
+
+
+def _applies(study: StudySpec, n: int, dataset: DatasetSpec, method: MethodSpec, backbone: BackboneSpec) -> bool:
+    where = study.rules[n].where
+    pairs = ((where.dataset, dataset.name), (where.method, method.name), (where.backbone, backbone.name))
+    return all(names is None or name in names for names, name in pairs)
+
+
+def _with_rules(study: StudySpec, numbers: list[int], spec: MethodSpec) -> MethodSpec:
+    for rule in (study.rules[n].set for n in numbers):
+        spec = spec.model_copy(
+            update={key: {**getattr(spec, key), **getattr(rule, key)} for key in ("arguments", "recipe", "views")}
+        )
+    return spec
 
 
 def _backbones(spec: MethodSpec, cls: type[SSLMethod], study: StudySpec) -> list[BackboneSpec]:
     if cls.fixed_backbone:
         return [BackboneSpec(name=cls.fixed_backbone)]
-    if spec.backbone is not None:
-        return [BackboneSpec(name=spec.backbone) if isinstance(spec.backbone, str) else spec.backbone]
-    return study.backbones
+    return study.backbones if spec.backbone is None else [spec.backbone]
 
 
 def _trial(
     study: StudySpec,
     dataset: Dataset,
-    dataset_spec: DatasetSpec,
+    dataset_facts: dict[str, Any],
     spec: MethodSpec,
     backbone: BackboneSpec,
-    seed: int,
     protocols: tuple[ProtocolConfig, ...],
 ) -> TrialConfig:
+    """The trial of the study's first seed."""
     cls = METHODS.get(spec.name)
     entry = METHODS.entry(spec.name)
-    arguments = {**cls.default_arguments(dataset.family), **spec.arguments}
     where = f"method {entry.name!r}"
+    arguments = {**cls.default_arguments(dataset.family), **spec.arguments}
     arguments = check_arguments(cls.__init__, arguments, where, skip=("backbone", *HARNESS_FILLED))
-    backbone_name, _, model = backbone.name.partition(":")
-    backbone_entry = BACKBONES.entry(backbone_name)
-    backbone_arguments = {**({"model": model} if model else {}), **backbone.arguments}
-    backbone_arguments = check_arguments(
-        BACKBONES.get(backbone_name).__init__,
-        backbone_arguments,
-        f"backbone {backbone.name!r}",
-        skip=("in_channels", "image_size"),
-    )
+    backbone_facts, network = _backbone(backbone, dataset)
+    skip = ""
+    if network.kind not in cls.backbones:
+        kinds = " or ".join(cls.backbones)
+        skip = f"{entry.name} runs on backbones of kind {kinds}, but {backbone.name} is a {network.kind}"
+        if spec.backbone is not None:
+            raise ConfigError(f"{skip}. Give {where} another `backbone`.")
     recipe: dict[str, Any] | None = None
     views: dict[str, Any] | None = None
     budget: dict[str, Any] = {"epochs": 0}
     if cls.trainable:
-        settings = {**spec.recipe}
-        if study.budget.global_batch_size is not None:
-            settings.setdefault("global_batch_size", study.budget.global_batch_size)
-        if study.budget.epochs is not None:
-            settings.setdefault("epochs", study.budget.epochs)
-        full = _recipe(cls.default_recipe(dataset.family), settings, where)
+        settings = {key: value for key, value in study.budget.model_dump().items() if value is not None}
+        max_steps = settings.pop("max_steps", None)
+        full = _recipe(cls.default_recipe(dataset.family), {**settings, **spec.recipe}, where)
         pipeline = build_views(
             full.views,
             image_size=dataset.image_size,
@@ -103,16 +133,22 @@ def _trial(
             std=dataset.std,
             overrides=spec.views,
         )
+        for size in sorted(set(pipeline.view_sizes)):
+            network.check_image_size(size)
         recipe, views = dataclasses.asdict(full), {**pipeline.describe(), "overrides": spec.views}
-        budget = {"epochs": full.epochs, "max_steps": study.budget.max_steps}
+        budget = {"epochs": full.epochs, "max_steps": max_steps}
     elif spec.recipe or spec.views:
         raise ConfigError(f"{where} trains nothing, so it takes no recipe or views. Remove them.")
+    if not skip:
+        facts = {
+            "num_classes": dataset.num_classes,
+            "num_samples": 10**6,
+            "num_views": len((views or {}).get("specs", ())),
+        }
+        with torch.device("meta"):  # the constructor's own checks, without data or memory
+            build_method(entry.name, network, seed=0, facts=facts, arguments=arguments)
     return TrialConfig(
-        dataset={
-            "name": DATASETS.entry(dataset_spec.name).name,
-            "version": DATASETS.entry(dataset_spec.name).version,
-            "arguments": dataset_spec.arguments,
-        },
+        dataset=dataset_facts,
         method={
             "name": entry.name,
             "version": entry.version,
@@ -120,15 +156,11 @@ def _trial(
             "family": entry.metadata.get("family", ""),
             "uses_labels": cls.uses_labels,
         },
-        backbone={
-            "name": backbone_entry.name,
-            "version": backbone_entry.version,
-            "arguments": plain(backbone_arguments),
-        },
+        backbone=backbone_facts,
         recipe=plain(recipe),
         views=plain(views),
         budget=budget,
-        seed=seed,
+        seed=study.seeds[0],
         precision=study.precision,
         accumulate_grad_batches=study.accumulate_grad_batches if cls.trainable else 1,
         protocols=protocols,
@@ -136,22 +168,47 @@ def _trial(
         num_workers=study.num_workers,
         log_every_n_steps=study.log_every_n_steps,
         online_knn_epochs=study.online_knn_epochs if cls.trainable else None,
-        loggers=tuple(study.loggers),
+        loggers=tuple(study.loggers) if cls.trainable else (),
         note=study.note,
+        skip=skip,
     )
 
 
-def _dataset(spec: DatasetSpec) -> Dataset:
+def _dataset(spec: DatasetSpec) -> tuple[Dataset, dict[str, Any]]:
     cls = DATASETS.get(spec.name)
-    check_arguments(cls.__init__, spec.arguments, f"dataset {spec.name!r}", skip=("root",))
-    return load_dataset(spec.name, **spec.arguments)
+    entry = DATASETS.entry(spec.name)
+    arguments = check_arguments(cls.__init__, spec.arguments, f"dataset {spec.name!r}", skip=("root",))
+    dataset = load_dataset(spec.name, **arguments)
+    facts: dict[str, Any] = {"name": entry.name, "version": entry.version, "arguments": plain(arguments)}
+    if not dataset.content_is_fixed:
+        facts["fingerprint"] = dataset.fingerprint
+    return dataset, facts
 
 
-def _protocol(name: str, arguments: Mapping[str, Any]) -> ProtocolConfig:
-    cls = PROTOCOLS.get(name)
-    entry = PROTOCOLS.entry(name)
-    checked = check_arguments(cls.__init__, arguments, f"protocol {name!r}")
-    return ProtocolConfig(name=entry.name, version=entry.version, arguments=plain(checked))
+def _backbone(spec: BackboneSpec, dataset: Dataset) -> tuple[dict[str, Any], Backbone]:
+    """A backbone's part of the identity, and the network without memory or weights."""
+    name, _, model = spec.name.partition(":")
+    entry = BACKBONES.entry(name)
+    arguments = {**({"model": model} if model else {}), **spec.arguments}
+    arguments = check_arguments(
+        BACKBONES.get(name).__init__, arguments, f"backbone {spec.name!r}", skip=("in_channels", "image_size")
+    )
+    unloaded = {**arguments, "pretrained": False} if "pretrained" in arguments else arguments
+    with torch.device("meta"):
+        network = build_backbone(name, in_channels=dataset.channels, image_size=dataset.image_size, **unloaded)
+    return {"name": entry.name, "version": entry.version, "arguments": plain(arguments)}, network
+
+
+def _protocol(spec: ProtocolSpec, place: str) -> ProtocolConfig:
+    entry = PROTOCOLS.entry(spec.name)
+    with located(place):
+        cls = PROTOCOLS.get(spec.name)
+        arguments = check_arguments(cls.__init__, spec.arguments, f"protocol {spec.name!r}")
+        try:
+            cls(**arguments)  # its own checks, before anything trains
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+    return ProtocolConfig(name=entry.name, version=entry.version, arguments=plain(arguments))
 
 
 def _recipe(default: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
@@ -177,7 +234,8 @@ def check_arguments(
         skip: Parameters that the harness fills in itself.
 
     Returns:
-        The arguments, converted to the declared types.
+        The arguments that differ from their defaults, converted to the declared types: stating a default
+        makes no other trial.
 
     Raises:
         ConfigError: If a name is unknown, a value has the wrong type, or a required one is missing.
@@ -194,17 +252,15 @@ def check_arguments(
     for key, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and key not in arguments:
             raise ConfigError(f"{where} needs the argument {key!r}. State it under `arguments` in the study.")
-    return {key: _convert(hints.get(key, Any), value, f"{key} of {where}") for key, value in arguments.items()}
+    converted = {key: _convert(hints.get(key, Any), value, f"{key} of {where}") for key, value in arguments.items()}
+    return {key: value for key, value in converted.items() if value != parameters[key].default}
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    if isinstance(hint, types.UnionType | type) or hint is not Any:
-        try:
-            return TypeAdapter(hint).validate_python(value)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            raise ConfigError(f"{where}: {problem['msg']}, got {value!r}.") from error
-    return value
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {error.errors()[0]['msg']}, got {value!r}.") from error
 
 
 def plain(value: Any) -> Any:

@@ -83,6 +83,7 @@ class ImageFolder(Dataset):
             decoded once, above in the training loop.
     """
 
+    content_is_fixed = False
     channels = 3
     mean = (0.485, 0.456, 0.406)
     std = (0.229, 0.224, 0.225)

@@ -43,8 +43,8 @@ def test_trials_are_datasets_times_methods_times_seeds_and_pixels_run_once():
         ({"backbones": ["conv44"]}, r"Unknown backbone.*Did you mean 'conv4'"),
         ({"methods": [{"name": "simclr", "argument": {}}]}, r"Unknown key 'methods\.0\.argument'.* 'arguments'"),
         ({"budget": {"epoch": 3}}, r"Unknown key 'budget\.epoch'.*Did you mean 'epochs'"),
-        ({"budget": {"epochs": 0}}, r"budget\.epochs.*greater than or equal to 1"),
-        ({"seeds": [1, 1]}, r"`seeds` must be distinct"),
+        ({"budget": {"epochs": 0}}, r"greater than or equal to 1, got 0 \(budget\.epochs in study\.yaml\)"),
+        ({"seeds": [1, 1]}, r"seeds must be distinct.*\(seeds in study\.yaml\)"),
         ({"seeds": []}, r"seeds"),
         ({"precision": "8bit"}, r"precision"),
         ({"name": "../outside"}, r"name"),
@@ -63,7 +63,8 @@ def test_a_wrong_study_is_refused(changes, message):
         ({"recipe": {"base_rl": 1}}, r"Unknown recipe key 'base_rl'.*Did you mean 'base_lr'"),
         ({"recipe": {"optimizer": "sdg"}}, r"optimizer must be sgd"),
         ({"recipe": {"base_lr": -1.0}}, r"base_lr must be >= 0"),
-        ({"views": {"crop_scal": [0.1, 1]}}, r"Unknown view setting 'crop_scal'.*Did you mean 'crop_scale'"),
+        ({"views": {"crop_scal": [0.1, 1]}}, r"Unknown setting 'crop_scal' of the view.*Did you mean 'crop_scale'"),
+        ({"backbone": {"name": "conv4", "arguments": {"widht": 3}}}, r"Unknown argument 'widht'.*'width'"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_before_anything_runs(method, message):

@@ -51,6 +51,7 @@ def write_trial(
 ) -> Path:
     """One trial folder; `values` maps (protocol, metric) to figures."""
     folder = study / "trials" / trial
+    protocols = dict.fromkeys((*protocols, *(protocol for protocol, _ in values or {})))
     dump(folder / "trial.json", {
         "dataset": {"name": dataset, "arguments": {}},
         "method": {"name": method, "version": 1, "arguments": arguments or {}, "family": family,

@@ -93,7 +93,9 @@ def test_columns_come_in_reading_order(tmp_path):
     metrics = [("knn", "top1_k200"), ("knn", "top1_k20"), ("finetune", "top1"), ("linear", "top5"), ("linear", "top1"),
                ("clustering", "nmi")]  # fmt: skip
     write_trial(tmp_path, "t0", values=dict.fromkeys(metrics, 0.5), protocols=[])
-    dump(tmp_path / "trials/t0/rows/linear_val.json", [metric_row("linear", "top1", 0.5, split="validation")])
+    linear = [metric_row("linear", name, 0.5) for name in ("top5", "top1")]
+    linear.append(metric_row("linear", "top1", 0.5, split="validation"))
+    dump(tmp_path / "trials/t0/rows/linear.json", linear)
     columns = columns_of(collect_rows(tmp_path))
     assert columns == ["linear/top1", "linear/top5", "knn/top1_k20", "knn/top1_k200", "finetune/top1", "clustering/nmi",
                        "linear/top1@validation"]  # fmt: skip
