@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from ssl_bench.config import ProtocolConfig, TrialConfig
 from ssl_bench.data import Dataset, PretrainDataModule, load_dataset
 from ssl_bench.distributed import is_rank_zero
-from ssl_bench.errors import CollapsedError
+from ssl_bench.errors import CollapsedError, IncompatibleTrialError
 from ssl_bench.evaluation.context import EvaluationContext
 from ssl_bench.evaluation.loading import view_batches
 from ssl_bench.evaluation.protocol import PROTOCOLS
@@ -31,6 +31,7 @@ from ssl_bench.sweep.plan import plain
 from ssl_bench.training import PretrainSummary, pretrain
 from ssl_bench.views import ViewPipeline, build_views
 
+LOCK = ".lock"  # held by the one process that works on a trial
 COLLAPSE_IMAGES = 512
 # Standard deviation of unit embeddings relative to an isotropic one (1 / sqrt(D)). A constant embedding
 # shows only float32 rounding, below 1e-6; healthy ones lie between 0.1 and 1.
@@ -164,7 +165,13 @@ def check_collapse(spread: float, steps: int) -> None:
         )
 
 
-def evaluate_stage(config: TrialConfig, protocol: ProtocolConfig, context: EvaluationContext, folder: Path) -> None:
+def check_pretrained(folder: Path) -> None:
+    """Raise CollapsedError if the finished pretraining stage ended in a constant embedding."""
+    facts = read_json(folder / "pretrain.json")
+    check_collapse(facts["embedding_spread"], facts["steps"])
+
+
+def evaluate_stage(protocol: ProtocolConfig, context: EvaluationContext, folder: Path) -> None:
     """Run one protocol on the exported backbone and write its rows."""
     arguments = {key: _tuples(value) for key, value in protocol.arguments.items()}
     rows: list[MetricRow] = PROTOCOLS.get(protocol.name)(**arguments).run(context)
@@ -172,8 +179,19 @@ def evaluate_stage(config: TrialConfig, protocol: ProtocolConfig, context: Evalu
 
 
 def evaluation_context(config: TrialConfig, folder: Path) -> EvaluationContext:
-    """The exported backbone on the trial's dataset."""
+    """The exported backbone on the trial's dataset.
+
+    Raises:
+        IncompatibleTrialError: If the images are not those of pretraining.
+    """
     dataset = load_dataset(config.dataset["name"], **config.dataset["arguments"])
+    then, now = read_json(folder / "pretrain.json")["dataset"]["fingerprint"], dataset.fingerprint
+    if then != now:
+        raise IncompatibleTrialError(
+            f"A backbone must be judged on the data it was pretrained on, but the content of {dataset.name!r} has "
+            f"changed since (fingerprint {then}, now {now}). Restore the data, or remove {folder} to pretrain again.",
+            reason="dataset",
+        )
     return EvaluationContext(
         load_backbone(folder),
         dataset,

@@ -1,16 +1,20 @@
 """One process, one trial: takes the trial's lock, does what is pending, leaves a status behind.
 
-Also the program of trials with several devices: `torchrun -m ssl_bench.sweep.worker FOLDER`.
+Also the program of each rank of a trial with several devices: `torchrun -m ssl_bench.sweep.worker
+FOLDER` pretrains; the process that holds the lock starts it, waits for it, and judges alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,81 +26,88 @@ from ssl_bench.errors import CollapsedError, DivergedError, InterruptedRunError,
 from ssl_bench.results.store import read_json, write_json, write_text
 from ssl_bench.sweep import stages
 
-EXIT_OK, EXIT_BROKEN, EXIT_LOCKED, EXIT_INTERRUPTED = 0, 3, 75, 76
+EXIT_OK, EXIT_BROKEN, EXIT_LOCKED, EXIT_INTERRUPTED, EXIT_CRASHED = 0, 3, 75, 76, 77
+FAILURE = "failure.json"  # what the first rank that failed says; the others only see their peers leave
+
+
+class _RankFailedError(Exception):
+    """A rank ended with this outcome."""
+
+    def __init__(self, outcome: dict[str, Any]) -> None:
+        super().__init__(outcome["reason"])
+        self.outcome = outcome
+
+
+class _RanksCrashedError(Exception):
+    """A rank died without a word."""
 
 
 def run_trial(config: TrialConfig, folder: Path) -> int:
     """Do what is pending of a trial; returns one of the EXIT codes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rank = int(os.environ.get("RANK", "0"))
-    lock = FileLock(folder / ".lock", timeout=0)
-    if rank == 0:
-        try:
-            lock.acquire()
-        except Timeout:
-            return EXIT_LOCKED
     try:
-        return _run_locked(config, folder, rank)
-    finally:
-        if rank == 0:
-            lock.release()
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / stages.LOCK, timeout=0):
+            return _run_locked(config, folder)
+    except Timeout:
+        return EXIT_LOCKED
 
 
-def _run_locked(config: TrialConfig, folder: Path, rank: int) -> int:
-    if rank == 0:
-        write_json(folder / "trial.json", config.to_json())
-
-    def status(name: str, stage: str, reason: str = "", step: int | None = None) -> None:
-        write_json(folder / "status.json", {"status": name, "stage": stage, "reason": reason, "step": step})
-
+def _run_locked(config: TrialConfig, folder: Path) -> int:
     stage = "pretrain"
     try:
+        write_json(folder / "trial.json", config.to_json())
         if not stages.is_pretrained(folder):
-            if rank == 0:
-                status("running", stage)
-            stages.pretrain_stage(config, folder)
-        elif rank == 0:
-            # a restart after the collapse check's file was written, and before its status was
-            facts = read_json(folder / "pretrain.json")
-            stages.check_collapse(facts["embedding_spread"], facts["steps"])
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()  # rank 0 judges alone: no collective may wait for the others
-        if rank != 0:
-            return EXIT_OK
-        context = None
+            _write_status(folder, {"status": "running"}, stage)
+            if config.devices > 1:
+                _pretrain_on_ranks(config, folder)
+            else:
+                stages.pretrain_stage(config, folder)
+        # again for a restart after pretrain.json was written and before the status was
+        stages.check_pretrained(folder)
+        pending = stages.pending_protocols(config, folder)
+        context = stages.evaluation_context(config, folder) if pending else None
         failures = []
-        for protocol in stages.pending_protocols(config, folder):
+        for protocol in pending:
+            assert context is not None
             stage = protocol.key
-            status("running", stage)
-            context = context or stages.evaluation_context(config, folder)
+            _write_status(folder, {"status": "running"}, stage)
             try:
-                stages.evaluate_stage(config, protocol, context, folder)
-            except (SSLBenchError, RuntimeError, ValueError, OSError, MemoryError) as error:
+                stages.evaluate_stage(protocol, context, folder)
+            except Exception as error:  # the other protocols still have their say; the status is "failed"
                 failures.append(f"{protocol.key}: {_one_line(error)}")
-                traceback.print_exc()
+                _keep_traceback(folder)
         if failures:
-            status("failed", stage, "; ".join(failures))
+            _write_status(folder, {"status": "failed", "reason": "; ".join(failures)}, stage)
             return EXIT_BROKEN
-        status("done", "")
+        _write_status(folder, {"status": "done"}, "")
         return EXIT_OK
-    except InterruptedRunError as error:
+    except _RanksCrashedError as error:
         print(error, flush=True)
-        return EXIT_INTERRUPTED
-    except DivergedError as error:
-        status("diverged", stage, str(error), error.step)
-        return EXIT_BROKEN
-    except CollapsedError as error:
-        status("collapsed", stage, str(error), error.step)
-        return EXIT_BROKEN
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return EXIT_CRASHED
+    except _RankFailedError as error:
+        outcome = error.outcome
     except Exception as error:
-        text = traceback.format_exc()
-        print(text, flush=True)
-        with contextlib.suppress(Exception):  # the disk may be what failed
-            write_text(folder / "traceback.txt", text)
-            status("failed", stage, _one_line(error))
-        return EXIT_BROKEN
+        outcome = _outcome(error)
+        if not isinstance(error, SSLBenchError):
+            _keep_traceback(folder)
+    print(outcome["reason"], flush=True)
+    with contextlib.suppress(SSLBenchError):  # the disk may be what failed; the log has it
+        _write_status(folder, outcome, stage)
+    return EXIT_INTERRUPTED if outcome["status"] == "pending" else EXIT_BROKEN
+
+
+def _write_status(folder: Path, outcome: dict[str, Any], stage: str) -> None:
+    write_json(folder / "status.json", {"reason": "", "step": None, **outcome, "stage": stage})
+
+
+def _outcome(error: Exception) -> dict[str, Any]:
+    """Status, reason and step that an error stands for."""
+    kinds = {DivergedError: "diverged", CollapsedError: "collapsed", InterruptedRunError: "pending"}
+    return {
+        "status": kinds.get(type(error), "failed"),  # type: ignore[arg-type]
+        "reason": _one_line(error),
+        "step": getattr(error, "step", None),
+    }
 
 
 def _one_line(error: BaseException) -> str:
@@ -104,31 +115,95 @@ def _one_line(error: BaseException) -> str:
     return text if isinstance(error, SSLBenchError) else f"{type(error).__name__}: {text}"
 
 
-def main(data: dict[str, Any], folder: str, threads: int, cuda_device: str | None) -> None:
+def _keep_traceback(folder: Path) -> None:
+    text = traceback.format_exc()
+    print(text, flush=True)
+    with contextlib.suppress(SSLBenchError):
+        write_text(folder / "traceback.txt", text)
+
+
+def _pretrain_on_ranks(config: TrialConfig, folder: Path) -> None:
+    """Pretrain through torchrun; this process keeps the lock and passes SIGTERM on."""
+    (folder / FAILURE).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"]
+    command += [f"--nproc-per-node={config.devices}", "-m", "ssl_bench.sweep.worker", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # a session of its own: the terminal's Ctrl-C must not reach the ranks, which would be stopped twice
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if (folder / FAILURE).exists():
+        outcome = read_json(folder / FAILURE)
+        (folder / FAILURE).unlink()
+        raise _RankFailedError(outcome)
+    if stopped:
+        raise InterruptedRunError("The run was asked to stop before its first step.", step=0)
+    if code:
+        raise _RanksCrashedError(f"The ranks ended with exit code {code}; their output is above.")
+
+
+def _run_rank(folder: Path) -> int:
+    """One rank of `_pretrain_on_ranks`."""
+    _leave_when(lambda: _is_free(folder), "the process that started the ranks is gone")
+    _prepare()
+    try:
+        stages.pretrain_stage(TrialConfig.from_json(read_json(folder / "trial.json")), folder)
+    except Exception as error:
+        traceback.print_exc()
+        # that a peer is gone is no reason of its own: the peer's says more, or it was killed and is tried again
+        gone = isinstance(error, torch.distributed.DistBackendError) or "gloo" in str(error)
+        if not gone and not (folder / FAILURE).exists():
+            write_json(folder / FAILURE, _outcome(error))
+        return EXIT_BROKEN
+    return EXIT_OK
+
+
+def _is_free(folder: Path) -> bool:
+    lock = FileLock(folder / stages.LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        return False
+    lock.release()
+    return True
+
+
+def main(data: dict[str, Any], folder: str, cuda_devices: str | None) -> None:
     """Entry of a process of the local launcher."""
-    if cuda_device is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = cuda_device
-    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner gets Ctrl-C too, and asks with SIGTERM
+    if cuda_devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = cuda_devices
+    # a runner that was killed must not leave trials behind that nobody waits for
+    parent = os.getppid()
+    _leave_when(lambda: os.getppid() != parent, "the runner is gone")
     _log_to(Path(folder))
-    _prepare(threads)
+    _prepare()
     code = run_trial(TrialConfig.from_json(data), Path(folder))
     sys.stdout.flush()
     os._exit(code)  # skip interpreter teardown: nothing is left to save
 
 
-def _prepare(threads: int) -> None:
+def _prepare() -> None:
     if not torch.cuda.is_available():
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
     torch.set_flush_denormal(True)
 
 
-def _die_with_parent() -> None:
-    # a runner that was killed must not leave trials behind that nobody waits for
-    parent = os.getppid()
-
+def _leave_when(condition: Callable[[], bool], reason: str) -> None:
     def watch() -> None:
-        while os.getppid() == parent:
+        while not condition():
             time.sleep(1)
+        print(f"Leaving: {reason}.", flush=True)
         os._exit(EXIT_INTERRUPTED)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -143,6 +218,4 @@ def _log_to(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    trial_folder = Path(sys.argv[1])
-    _prepare(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    sys.exit(run_trial(TrialConfig.from_json(read_json(trial_folder / "trial.json")), trial_folder))
+    sys.exit(_run_rank(Path(sys.argv[1])))
