@@ -36,7 +36,7 @@ class BYOL(SSLMethod):
 
     recipes = {
         "small": Recipe(
-            views="simclr_asymmetric", optimizer="adam", base_lr=2e-3, weight_decay=1e-6, warmup_epochs=0.5, epochs=8,
+            views="simclr_asymmetric", optimizer="adam", base_lr=3e-3, weight_decay=1e-6, warmup_epochs=0.5, epochs=8,
             global_batch_size=128, source="ours, chosen on the validation split of fashion_mnist_mini",
         ),
         "cifar": Recipe(
@@ -48,7 +48,7 @@ class BYOL(SSLMethod):
             global_batch_size=4096, source="official configuration, 300 epochs",
         ),
     }  # fmt: skip
-    arguments = {"small": {"hidden_dim": 512, "projection_dim": 128, "target_momentum": 0.98}}
+    arguments = {"small": {"hidden_dim": 1024, "projection_dim": 256, "target_momentum": 0.9}}
     loss_is_sample_mean = True
 
     def __init__(

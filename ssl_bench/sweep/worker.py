@@ -7,6 +7,7 @@ FOLDER` pretrains; the process that holds the lock starts it, waits for it, and 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -183,9 +184,10 @@ def main(data: dict[str, Any], folder: str, cuda_devices: str | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner gets Ctrl-C too, and asks with SIGTERM
     if cuda_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = cuda_devices
+    runner = multiprocessing.parent_process()
+    assert runner is not None
     # a runner that was killed must not leave trials behind that nobody waits for
-    parent = os.getppid()
-    _leave_when(lambda: os.getppid() != parent, "the runner is gone")
+    _leave_when(lambda: not runner.is_alive(), "the runner is gone")
     _log_to(Path(folder))
     _prepare()
     code = run_trial(TrialConfig.from_json(data), Path(folder))

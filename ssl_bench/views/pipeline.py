@@ -215,8 +215,11 @@ class ViewPipeline:
             planes = _apply_rest(planes, {name: row[part] for name, row in u.items()}, spec, subset)
             for plane, mean, std in zip(planes, self.mean, self.std, strict=True):
                 plane.sub_(mean).mul_(1 / std)
-            out[part] = planes.transpose(0, 1)
-        return out if order is None else out.index_select(0, order.argsort())
+            if order is None:
+                out[part] = planes.transpose(0, 1)
+            else:
+                out.index_copy_(0, order[part], planes.transpose(0, 1))
+        return out
 
     @staticmethod
     def _box(keys: Tensor, u: dict[str, Tensor], spec: ViewSpec, height: int, width: int) -> Tensor | None:
