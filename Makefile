@@ -18,7 +18,7 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,slurm]'
 	@touch $(READY)
 
-bench: $(READY)  ## run a study (EXPERIMENT=..., LAUNCHER=local|slurm) and end in its leaderboard
+bench: $(READY)  ## run a study (EXPERIMENT=...) and end in its leaderboard
 	@$(BIN)/ssl-bench run $(EXPERIMENT) --launcher $(LAUNCHER)
 
 leaderboard: $(READY)  ## rebuild the tables of a study from its folder

@@ -57,6 +57,10 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--fast", action="store_true", help="leave out the short training run (point 7)")
     check.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
+    speed = add("speed", "measure this machine: views, steps and k-NN against bare floors")
+    speed.add_argument("--repeats", type=int, default=5, help="repeats of each measurement")
+    speed.add_argument("--json", action="store_true", help="print JSON")
+
     new = add("new-method", "write a method file and the skeleton of its oracle test")
     new.add_argument("name", help="registry key, such as my_method")
 
@@ -151,6 +155,25 @@ def _check(arguments: argparse.Namespace) -> int:
     from ssl_bench.checking.main import main as check
 
     return check(arguments)
+
+
+def _speed(arguments: argparse.Namespace) -> int:
+    import dataclasses
+
+    from ssl_bench.speed.measure import measure
+
+    figures = measure(arguments.repeats)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
+        return 0
+    title = ""
+    for figure in figures:
+        if figure.table != title:
+            title = figure.table
+            print(f"\n{title}")
+        spread = f"({figure.low:,.3g} to {figure.high:,.3g})"
+        print(f"  {figure.name:<30} {figure.median:>10,.4g} {figure.unit:<8} {spread:<24} {figure.ratio:6.2f}x")
+    return 0
 
 
 def _new_method(arguments: argparse.Namespace) -> int:

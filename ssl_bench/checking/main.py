@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ssl_bench.checking import points
+from ssl_bench.checking import points, training
 from ssl_bench.checking.distributed import compare_ranks
 from ssl_bench.checking.points import PointResult, run_point
 from ssl_bench.errors import ConfigError
@@ -59,14 +59,12 @@ def check_methods(names: list[str], *, fast: bool) -> dict[str, list[PointResult
             row += [PointResult(7, "skip", nothing)]
         else:
             row += [run_point(2, points.check_loss, name, dataset), oracles[name], rank_result(errors[name])]
-            row += [run_point(5, points.check_resume, name, dataset)]
+            row += [run_point(5, training.check_resume, name, dataset)]
             row += [run_point(6, points.check_embedding, name, dataset)]
             if fast:
                 row += [PointResult(7, "skip", "left out by --fast")]
             else:
-                from ssl_bench.checking.training import check_learns
-
-                row += [run_point(7, check_learns, name, dataset)]
+                row += [run_point(7, training.check_learns, name, dataset)]
         table[name] = row
     return table
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,18 +120,6 @@ def check_loss(name: str, dataset: Dataset) -> str:
                 else:
                     assert not has_gradient, f"{parameter_name} is not declared trainable but receives gradient"
     return "float32 and bfloat16"
-
-
-def check_resume(name: str, dataset: Dataset) -> str:
-    """Point 5: 5 steps, against 3 steps and a resume from the checkpoint at step 2."""
-    from ssl_bench.checking.training import final_state
-
-    with tempfile.TemporaryDirectory() as folder:
-        whole = final_state(name, dataset, Path(folder) / "whole", stop_after=None)
-        resumed = final_state(name, dataset, Path(folder) / "parts", stop_after=3)
-    for key, value in whole.items():
-        assert torch.equal(value, resumed[key]), f"{key} differs after a resume"
-    return "bitwise"
 
 
 def check_embedding(name: str, dataset: Dataset) -> str:

@@ -78,6 +78,16 @@ def final_state(name: str, dataset: Dataset, folder: Path, *, stop_after: int | 
     return run([])
 
 
+def check_resume(name: str, dataset: Dataset) -> str:
+    """Point 5: 5 steps, against 3 steps and a resume from the checkpoint at step 2."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = final_state(name, dataset, Path(folder) / "whole", stop_after=None)
+        resumed = final_state(name, dataset, Path(folder) / "parts", stop_after=3)
+    for key, value in whole.items():
+        assert torch.equal(value, resumed[key]), f"{key} differs after a resume"
+    return "bitwise"
+
+
 def check_learns(name: str, dataset: Dataset) -> str:
     """Point 7: the class's recipe for small data beats the untrained network under k-NN on validation.
 

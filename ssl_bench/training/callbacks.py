@@ -54,7 +54,7 @@ class DivergenceGuard(Callback):
         step = trainer.global_step
         if loss.device.type == "cpu":
             if not torch.isfinite(loss):
-                self._stop(float(loss), step)
+                self._stop(float(loss.detach()), step)
             return
         bad = torch.where(torch.isfinite(loss.detach()), torch.inf, float(step))
         self._first_bad = bad if self._first_bad is None else torch.minimum(self._first_bad, bad)
