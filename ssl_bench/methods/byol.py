@@ -37,7 +37,7 @@ class BYOL(SSLMethod):
     recipes = {
         "small": Recipe(
             views="simclr_asymmetric", optimizer="adam", base_lr=3e-3, weight_decay=1e-6, warmup_epochs=0.5, epochs=8,
-            global_batch_size=128, source="ours, a few settings tried on the validation split of fashion_mnist_mini",
+            global_batch_size=128, source="ours, a few settings tried on validation",
         ),
         "cifar": Recipe(
             views="simclr_asymmetric", optimizer="lars", base_lr=1.0, lars_trust=0.02, lars_clip=True,

@@ -48,7 +48,7 @@ class DINO(SSLMethod):
     recipes = {
         "small": Recipe(
             views="simclr_asymmetric", optimizer="adamw", base_lr=6e-3, weight_decay=0.04, warmup_epochs=0.5, epochs=8,
-            global_batch_size=128, source="ours, a few settings tried on the validation split of fashion_mnist_mini",
+            global_batch_size=128, source="ours, a few settings tried on validation",
         ),
         "cifar": Recipe(
             views="simclr_asymmetric", optimizer="lars", base_lr=0.3, lars_trust=0.02, lars_clip=True,
