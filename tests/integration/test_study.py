@@ -245,3 +245,17 @@ def test_a_method_is_one_file(tmp_path):
     path = write_study(tmp_path, methods=[{"name": "my_method", "recipe": {"warmup_epochs": 0.0}}], seeds=[0])
     bench("run", str(path), "--results", str(tmp_path / "results"))
     assert "my_method" in (tmp_path / "results" / "tiny" / "leaderboard.md").read_text()
+
+
+@pytest.mark.slow
+def test_wandb_is_offline_without_network_and_has_one_run_a_trial(tmp_path):
+    methods = [{"name": "supervised", "recipe": {"warmup_epochs": 0.0}}]
+    path = write_study(tmp_path, methods=methods, seeds=[0], budget={"epochs": 1, "max_steps": 20}, loggers=["wandb"])
+    ENVIRONMENT["WANDB_MODE"] = "offline"
+    try:
+        run(path)
+    finally:
+        del ENVIRONMENT["WANDB_MODE"]
+    (trial,) = (tmp_path / "results" / "tiny" / "trials").iterdir()
+    (folder,) = (trial / "wandb").glob("offline-run-*")
+    assert folder.name.endswith(trial.name), "the run's id is the trial's, so that a retry goes on in it"
