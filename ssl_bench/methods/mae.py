@@ -26,7 +26,7 @@ class MAE(SSLMethod):
     """Mean squared error on masked patches, by default normalized within each patch (norm_pix).
 
     The encoder sees visible patches only; a small decoder sees them and mask tokens. The setting for small data
-    reconstructs raw pixels, which gave better neighbors in short runs; so does lightly's MAE, and such loss values
+    reconstructs raw pixels, which gave better neighbors in one short seed; so does lightly's MAE, and such loss values
     are not comparable with normalized ones.
 
     Args:
