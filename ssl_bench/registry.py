@@ -124,7 +124,11 @@ class Registry(Generic[T]):
                         )
                     found[entry.name] = entry
         for point in entry_points(group=self.entry_point_group):
-            point.load()  # its decorator registers it in self._live
+            spec = importlib.util.find_spec(point.module)
+            if spec is None or spec.origin is None:
+                raise RegistryError(f"The entry point {point.name!r} must name a module, got {point.value!r}.")
+            for entry in _entries_of_file(Path(spec.origin), point.module, f"register_{self.kind}"):
+                found.setdefault(entry.name, entry)
         self._scanned = found
         return found
 
