@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "ssl_bench"
 ORDER = [
     "errors", "registry", "random", "records", "distributed", "results", "config", "losses", "nn", "optim",
-    "data", "views", "methods", "training", "evaluation", "sweep", "checking", "scaffold", "speed", "cli",
+    "data", "views", "regularizers", "methods", "training", "evaluation", "sweep", "checking", "scaffold", "speed", "cli",
 ]  # fmt: skip
 BLIND = {("evaluation", "methods"), ("evaluation", "training"), ("losses", "distributed")}
 

@@ -9,5 +9,6 @@ PACKAGES = {
     "dataset": "ssl_bench.data.datasets",
     "backbone": "ssl_bench.nn.backbones",
     "protocol": "ssl_bench.evaluation.protocols",
+    "regularizer": "ssl_bench.regularizers",
 }
 CATALOG: dict[str, Registry[object]] = {kind: Registry(kind, package) for kind, package in PACKAGES.items()}

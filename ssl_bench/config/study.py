@@ -32,11 +32,26 @@ class BackboneSpec(_Strict):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
+class RegularizerSpec(_Strict):
+    """A term added to a method's loss: its weight, the layer it looks at, and the epoch it starts in.
+
+    `layer` is "embedding" (the backbone's output) or "projection"; None takes the regularizer's own.
+    """
+
+    name: str
+    weight: float = Field(gt=0)
+    layer: Literal["embedding", "projection"] | None = None
+    start_epoch: int = Field(default=0, ge=0)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
 class MethodSpec(_Strict):
     """A method and what differs from its class's defaults.
 
     `backbone` replaces the study's backbones for this method; `recipe` and `views` set single keys of the
-    class's recipe for the dataset's family and of its view recipe.
+    class's recipe for the dataset's family and of its view recipe. `regularizers` are added to its loss.
+    `init_from` names another method of the study: each trial starts from the end of that method's trial on
+    the same dataset, backbone and seed.
     """
 
     name: str
@@ -44,6 +59,8 @@ class MethodSpec(_Strict):
     arguments: dict[str, Any] = Field(default_factory=dict)
     recipe: dict[str, Any] = Field(default_factory=dict)
     views: dict[str, Any] = Field(default_factory=dict)
+    regularizers: list[RegularizerSpec] = Field(default_factory=list)
+    init_from: str = ""
 
     @field_validator("backbone", mode="before")
     @classmethod
@@ -149,6 +166,8 @@ class StudySpec(_Strict):
         for i, method in enumerate(self.methods):
             if method.backbone is not None:
                 yield f"methods.{i}.backbone", "backbone", method.backbone.name
+            for k, regularizer in enumerate(method.regularizers):
+                yield f"methods.{i}.regularizers.{k}", "regularizer", regularizer.name
         for i, rule in enumerate(self.rules):
             for kind, names in rule.where.model_dump(exclude_none=True).items():
                 for name in names:
@@ -226,6 +245,7 @@ def _model_at(location: tuple[Any, ...]) -> type[BaseModel]:
         "where": RuleWhere,
         "set": RuleSet,
         "backbone": BackboneSpec,
+        "regularizers": RegularizerSpec,
     }
     model: type[BaseModel] = StudySpec
     for part in location[:-1]:

@@ -31,6 +31,7 @@ class TrialConfig:
     Arguments are those that differ from the plug-in's defaults. The identity covers what changes the
     numbers of pretraining; `protocols`, `devices`, `num_workers`, `log_every_n_steps`,
     `online_knn_epochs`, `loggers`, `note` and `skip` (why the trial can't run, or "") do not belong to it.
+    `init_from` is the id of the trial whose final weights it starts from, or "".
     """
 
     dataset: Mapping[str, Any]
@@ -41,6 +42,7 @@ class TrialConfig:
     budget: Mapping[str, Any]
     seed: int
     precision: str
+    init_from: str = ""
     accumulate_grad_batches: int = 1
     protocols: tuple[ProtocolConfig, ...] = ()
     devices: int = 1
@@ -54,7 +56,9 @@ class TrialConfig:
     @property
     def id(self) -> str:
         """Content hash of the identity; names the trial's folder."""
-        method = {key: self.method[key] for key in ("name", "version", "arguments")}
+        method = {
+            key: self.method[key] for key in ("name", "version", "arguments", "regularizers") if key in self.method
+        }
         recipe = {key: value for key, value in (self.recipe or {}).items() if key != "source"}
         views = {key: value for key, value in (self.views or {}).items() if key != "overrides"}  # the specs have them
         identity = {
@@ -68,12 +72,16 @@ class TrialConfig:
             "precision": self.precision,
             "accumulate_grad_batches": self.accumulate_grad_batches,
         }
-        return content_hash(identity)
+        return content_hash(identity | ({"init_from": self.init_from} if self.init_from else {}))
 
     @property
     def label(self) -> str:
         """What a person calls this trial."""
-        return f"{self.method['name']} / {self.backbone['name']} / {self.dataset['name']} / seed {self.seed}"
+        terms = "".join(f" + {r['name']}" for r in self.method.get("regularizers", ()))
+        start = " (continued)" if self.init_from else ""
+        return (
+            f"{self.method['name']}{terms}{start} / {self.backbone['name']} / {self.dataset['name']} / seed {self.seed}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` gives an equal trial back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from ssl_bench.errors import ConfigError
 from ssl_bench.methods.base import METHODS, SSLMethod
 from ssl_bench.nn.backbone import Backbone
 from ssl_bench.random import derive_seed
+from ssl_bench.regularizers.base import build_regularizers, check_layers
 
 
 def build_method(
@@ -21,6 +22,7 @@ def build_method(
     seed: int,
     facts: Mapping[str, int],
     arguments: Mapping[str, Any],
+    regularizers: Sequence[Mapping[str, Any]] = (),
 ) -> SSLMethod:
     """Construct a method whose initial weights are a function of the seed alone.
 
@@ -31,9 +33,10 @@ def build_method(
         facts: `num_classes`, `num_samples` and `num_views`; those the constructor declares without a
             default are passed on.
         arguments: The method's own keyword arguments, complete.
+        regularizers: Terms added to its loss, as in a trial's `method.regularizers`.
 
     Raises:
-        ConfigError: If an argument is not one of the constructor's.
+        ConfigError: If an argument is not one of the constructor's, or a regularizer finds no layer.
     """
     cls = METHODS.get(name)
     parameters = inspect.signature(cls.__init__).parameters
@@ -48,4 +51,7 @@ def build_method(
         raise ConfigError(f"Method {name!r} takes the arguments {known or 'none'}, got {', '.join(unknown)}.")
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, "method"))
-        return cls(backbone, **{**filled, **arguments})
+        method = cls(backbone, **{**filled, **arguments})
+    method.regularizers = build_regularizers(regularizers)
+    check_layers(method, method.regularizers)
+    return method

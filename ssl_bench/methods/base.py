@@ -8,7 +8,7 @@ Shapes: B images on this rank, N over all ranks, D embedding width, P projection
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import lightning
@@ -21,6 +21,7 @@ from ssl_bench.nn.backbone import Backbone
 from ssl_bench.optim import ParameterGroup, apply_schedule, build_optimizer
 from ssl_bench.records import Batch, LossOutput, Recipe
 from ssl_bench.registry import Entry, Registry
+from ssl_bench.regularizers import AttachedRegularizer, regularized_loss
 
 METHODS: Registry[type[SSLMethod]] = Registry("method", "ssl_bench.methods")
 register_method = METHODS.register
@@ -68,6 +69,7 @@ class SSLMethod(lightning.LightningModule):
             )
         self.backbone = backbone
         self.recipe: Recipe | None = None
+        self.regularizers: list[AttachedRegularizer] = []  # terms that a study adds; set by the builder
         self.latest: dict[str, Tensor] = {}  # loss and terms of the last step, on the device
 
     # ---- what a method writes -------------------------------------------------------------------
@@ -90,6 +92,17 @@ class SSLMethod(lightning.LightningModule):
 
     def on_pretrain_start(self) -> None:
         """Hook before the first step, on the device: memories that need the data's size."""
+
+    def pass_over_data(self) -> Iterator[Batch]:
+        """This rank's batches of the first epoch, with views, for a memory to fill before a fresh run's first step.
+
+        Nothing on a resume, whose state has the memory, and outside a Trainer.
+        """
+        if self._trainer is None or self.trainer.global_step:
+            return
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        for batch in data.train_dataloader():
+            yield data.on_after_batch_transfer(batch.to(self.device), 0)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Groups of trainable parameters with their own rates; one group by default."""
@@ -143,6 +156,12 @@ class SSLMethod(lightning.LightningModule):
         """Optimizer steps of one epoch."""
         return max(1, int(self.trainer.num_training_batches) // self.trainer.accumulate_grad_batches)
 
+    def objective(self, batch: Batch) -> LossOutput:
+        """What is minimized: the method's loss and the study's regularizers."""
+        if not self.regularizers:
+            return self.loss(batch.views, batch)
+        return regularized_loss(lambda: self.loss(batch.views, batch), self, self.regularizers, batch)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Views -> loss -> log. Not overridden by methods."""
         if not batch.views:
@@ -150,7 +169,7 @@ class SSLMethod(lightning.LightningModule):
                 f"{type(self).__name__} needs a batch with views, got none. Give the Trainer a PretrainDataModule, "
                 "whose view pipeline makes them on the device."
             )
-        output = self.loss(batch.views, batch)
+        output = self.objective(batch)
         self.latest = {"train/loss": output.total.detach()}
         self.latest |= {f"train/{name}": value for name, value in output.terms.items()}
         trainer: Any = self.trainer

@@ -20,15 +20,15 @@ from ssl_bench.random import permutation, sample_keys
 from ssl_bench.records import Batch, LossOutput, Recipe
 
 
-@register_method("deepcluster_v2", family="clustering", version=1, paper="Caron et al. 2020", arxiv="2006.09882")
+@register_method("deepcluster_v2", family="clustering", version=2, paper="Caron et al. 2020", arxiv="2006.09882")
 class DeepClusterV2(SSLMethod):
     """Cross entropy of every view against its image's cluster in each head; prototypes are the centroids.
 
     A memory holds the latest embedding of every image for the first two views; at the start of an epoch each
-    head clusters the rows of one view (head h: view h mod 2) that have been visited. Every rank holds the whole
-    memory and clusters it alike, where the official code shards both. Before the first epoch the official
-    code fills the memory with a pass over the data; here images count once they have been seen, and the first
-    epoch's targets are the nearest of K random directions, which needs no extra pass.
+    head clusters the rows of one view (head h: view h mod 2) that have been visited. A pass over the data fills the
+    memory before the first epoch, as in the official code. Every rank holds the whole memory and clusters it alike,
+    where the official code shards both. An image without a target (the last epoch dropped it) takes its nearest
+    centroid; the official code ignores it.
 
     Args:
         backbone: The network to pretrain.
@@ -90,11 +90,18 @@ class DeepClusterV2(SSLMethod):
         directions = F.normalize(torch.randn(num_heads, num_clusters, projection_dim), dim=2)
         self.register_buffer("centroids", directions)
         self.register_buffer("targets", torch.full((num_heads, num_samples), -1))
-        self.register_buffer("clustered_epoch", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("clustered_epoch", torch.full((1,), -1))
         self._new_rows: list[tuple[Tensor, Tensor]] = []
 
+    @torch.no_grad()
+    def on_pretrain_start(self) -> None:
+        """Fill the memory with the untrained network's embeddings, batch norm in training mode as later."""
+        for batch in self.pass_over_data():
+            rows = torch.stack([unit_rows(self.projector(self.backbone(view))) for view in batch.views[:2]], 1)
+            self._remember(gather(batch.index), gather(rows))
+
     def loss(self, views: tuple[Tensor, ...], batch: Batch) -> LossOutput:
-        """Mean over heads, views and images; an image without a target takes its nearest centroid."""
+        """Mean over heads, views and images."""
         if batch.epoch > int(self.clustered_epoch):
             self._cluster(batch.seed, batch.epoch)
         embeddings = [unit_rows(self.projector(self.backbone(view))) for view in views]  # (B, P) each
@@ -125,6 +132,9 @@ class DeepClusterV2(SSLMethod):
     def after_optimizer_step(self, step: int, num_steps: int) -> None:
         """Remember this step's embeddings of the first two views."""
         for index, rows in self._new_rows:
-            self.memory[:, index] = rows.transpose(0, 1).to(self.memory.dtype)
-            self.seen[index] = True
+            self._remember(index, rows)
         self._new_rows.clear()
+
+    def _remember(self, index: Tensor, rows: Tensor) -> None:
+        self.memory[:, index] = rows.transpose(0, 1).to(self.memory.dtype)
+        self.seen[index] = True

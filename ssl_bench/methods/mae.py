@@ -40,8 +40,8 @@ class MAE(SSLMethod):
 
     recipes = {
         "small": Recipe(
-            views="mae", optimizer="adamw", base_lr=2e-3, weight_decay=0.05, betas=(0.9, 0.95), warmup_epochs=1,
-            epochs=8, global_batch_size=128, source="ours, a few settings tried on validation",
+            views="mae", optimizer="adamw", base_lr=4e-3, weight_decay=0.05, betas=(0.9, 0.95), warmup_epochs=1,
+            epochs=8, global_batch_size=64, source="ours, a few settings tried on validation",
         ),
         "cifar": Recipe(
             views="mae", optimizer="adamw", base_lr=2e-4, weight_decay=0.05, betas=(0.9, 0.95), warmup_epochs=10,

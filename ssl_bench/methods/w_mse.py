@@ -27,7 +27,8 @@ class WMSE(SSLMethod):
 
     The global batch is permuted (a function of its samples' keys, the same for all views) and cut into blocks
     that are whitened separately. Gradient flows through both views, as in the official code; solo-learn
-    detaches one. A batch that is no multiple of the block is refused.
+    detaches one. A batch that is no multiple of the block is refused. A projection of 32 instead of 64 features
+    makes short runs on small data worse than no training at all (k-NN 73 % against 78 % on validation, 76 % untrained).
 
     Args:
         backbone: The network to pretrain.
@@ -41,7 +42,7 @@ class WMSE(SSLMethod):
     recipes = {
         "small": Recipe(
             views="simclr", optimizer="adam", base_lr=2e-3, weight_decay=1e-6, warmup_epochs=0.5, epochs=8,
-            global_batch_size=128, source="ours, a plain default that was not tuned",
+            global_batch_size=128, source="ours; the width of the projection chosen on validation",
         ),
         "cifar": Recipe(
             views="simclr", optimizer="adam", base_lr=1.5e-3, weight_decay=1e-6, exclude_bias_and_norm=False,
@@ -49,7 +50,7 @@ class WMSE(SSLMethod):
             global_batch_size=512, source="official code, CIFAR (lr 3e-3 at batch 512)",
         ),
     }  # fmt: skip
-    arguments = {"small": {"hidden_dim": 512, "projection_dim": 32}}
+    arguments = {"small": {"hidden_dim": 512}}
 
     def __init__(
         self,

@@ -216,7 +216,15 @@ def _setting(config: Mapping[str, Any]) -> dict[str, Any]:
     """What defines the experiment apart from the seed, as dotted keys."""
     kept = {key: config.get(key) for key in ("dataset", "method", "backbone", "recipe", "precision")}
     flat = _flatten(kept)
+    flat["regularizers"] = " + ".join(_term(r) for r in flat.pop("method.regularizers", ())) or "none"
+    flat["continued"] = bool(config.get("init_from"))
     return {key: value for key, value in flat.items() if key not in _NOT_A_SETTING}
+
+
+def _term(regularizer: Mapping[str, Any]) -> str:
+    settings = _flatten({key: regularizer[key] for key in ("weight", "layer", "start_epoch", "arguments")})
+    shown = {_short(key): value for key, value in settings.items() if (key, value) != ("start_epoch", 0)}
+    return f"{regularizer['name']}({', '.join(f'{key}={_text(value)}' for key, value in shown.items())})"
 
 
 _NOT_A_SETTING = ("recipe.source", "recipe.epochs", "method.family", "method.uses_labels")

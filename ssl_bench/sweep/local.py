@@ -121,7 +121,8 @@ class LocalLauncher:
             process.kill()
 
     def _start_ready(self, todo: list[Job]) -> None:
-        ready = [job for job in todo if job.not_before <= time.monotonic()]
+        waiting_for = {job.config.id for job in todo} | {job.config.id for job, _, _ in self._running.values()}
+        ready = [job for job in todo if job.not_before <= time.monotonic() and job.config.init_from not in waiting_for]
         for job in ready[: 0 if self._stopped_by else len(self._free)]:
             todo.remove(job)
             slot = self._free.pop(0)

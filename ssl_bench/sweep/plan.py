@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from ssl_bench.config import ProtocolConfig, StudySpec, TrialConfig
-from ssl_bench.config.study import BackboneSpec, DatasetSpec, MethodSpec, ProtocolSpec, located
+from ssl_bench.config.study import BackboneSpec, DatasetSpec, MethodSpec, ProtocolSpec, RegularizerSpec, located
 from ssl_bench.data import DATASETS, Dataset, load_dataset
 from ssl_bench.errors import ConfigError, did_you_mean
 from ssl_bench.evaluation.protocol import PROTOCOLS
@@ -20,6 +20,7 @@ from ssl_bench.methods import METHODS, SSLMethod
 from ssl_bench.methods._build import build_method
 from ssl_bench.nn.backbone import BACKBONES, Backbone, build_backbone
 from ssl_bench.records import Recipe
+from ssl_bench.regularizers import REGULARIZERS
 from ssl_bench.views import build_views
 
 HARNESS_FILLED = ("num_classes", "num_samples", "num_views")
@@ -63,6 +64,9 @@ def plan(study: StudySpec) -> list[TrialConfig]:
                     )
                 for seed in study.seeds[:1] if cls.fixed_backbone else study.seeds:
                     seeded = dataclasses.replace(trial, seed=seed)
+                    if spec.init_from:
+                        with located(place):
+                            seeded = dataclasses.replace(seeded, init_from=_source(seeded, spec.init_from, trials))
                     if seeded.id in trials:
                         raise ConfigError(
                             f"Every trial of a study must differ, but {seeded.label} stands there twice ({place}). "
@@ -75,6 +79,24 @@ def plan(study: StudySpec) -> list[TrialConfig]:
             "Correct its names, or remove it."
         )
     return list(trials.values())
+
+
+def _source(trial: TrialConfig, name: str, trials: Mapping[str, TrialConfig]) -> str:
+    """Id of the trial that `init_from` names: the same dataset, backbone and seed, itself started from nothing."""
+    same = [
+        other.id
+        for other in trials.values()
+        if other.method["name"] == METHODS.entry(name).name
+        and not other.init_from
+        and not other.method.get("regularizers")
+        and (other.dataset, other.backbone, other.seed) == (trial.dataset, trial.backbone, trial.seed)
+    ]
+    if len(same) != 1:
+        raise ConfigError(
+            f"`init_from` must name one method that stands before this one in the study and runs on the same backbone, "
+            f"got {name!r}, which has {len(same)} such trials on {trial.backbone['name']}. Add or move that method."
+        )
+    return same[0]
 
 
 def _applies(study: StudySpec, n: int, dataset: DatasetSpec, method: MethodSpec, backbone: BackboneSpec) -> bool:
@@ -112,6 +134,7 @@ def _trial(
     arguments = {**cls.default_arguments(dataset.family), **spec.arguments}
     arguments = check_arguments(cls.__init__, arguments, where, skip=("backbone", *HARNESS_FILLED))
     backbone_facts, network = _backbone(backbone, dataset)
+    regularizers = [_regularizer(r, f"regularizer {r.name!r} of {where}") for r in spec.regularizers]
     skip = ""
     if network.kind not in cls.backbones:
         kinds = " or ".join(cls.backbones)
@@ -137,8 +160,10 @@ def _trial(
             network.check_image_size(size)
         recipe, views = dataclasses.asdict(full), {**pipeline.describe(), "overrides": spec.views}
         budget = {"epochs": full.epochs, "max_steps": max_steps}
-    elif spec.recipe or spec.views:
-        raise ConfigError(f"{where} trains nothing, so it takes no recipe or views. Remove them.")
+    elif spec.recipe or spec.views or spec.regularizers or spec.init_from:
+        raise ConfigError(
+            f"{where} trains nothing, so it takes no recipe, views, regularizers or init_from. Remove them."
+        )
     if not skip:
         facts = {
             "num_classes": dataset.num_classes,
@@ -146,7 +171,7 @@ def _trial(
             "num_views": len((views or {}).get("specs", ())),
         }
         with torch.device("meta"):  # the constructor's own checks, without data or memory
-            build_method(entry.name, network, seed=0, facts=facts, arguments=arguments)
+            build_method(entry.name, network, seed=0, facts=facts, arguments=arguments, regularizers=regularizers)
     return TrialConfig(
         dataset=dataset_facts,
         method={
@@ -155,6 +180,7 @@ def _trial(
             "arguments": plain(arguments),
             "family": entry.metadata.get("family", ""),
             "uses_labels": cls.uses_labels,
+            **({"regularizers": plain(regularizers)} if regularizers else {}),
         },
         backbone=backbone_facts,
         recipe=plain(recipe),
@@ -197,6 +223,20 @@ def _backbone(spec: BackboneSpec, dataset: Dataset) -> tuple[dict[str, Any], Bac
     with torch.device("meta"):
         network = build_backbone(name, in_channels=dataset.channels, image_size=dataset.image_size, **unloaded)
     return {"name": entry.name, "version": entry.version, "arguments": plain(arguments)}, network
+
+
+def _regularizer(spec: RegularizerSpec, where: str) -> dict[str, Any]:
+    entry = REGULARIZERS.entry(spec.name)
+    cls = REGULARIZERS.get(spec.name)
+    arguments = check_arguments(cls.__init__, spec.arguments, where)
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "weight": spec.weight,
+        "layer": spec.layer or cls.layer,
+        "start_epoch": spec.start_epoch,
+        "arguments": arguments,
+    }
 
 
 def _protocol(spec: ProtocolSpec, place: str) -> ProtocolConfig:

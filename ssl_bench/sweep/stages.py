@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save
 
 from ssl_bench.config import ProtocolConfig, TrialConfig
 from ssl_bench.data import Dataset, PretrainDataModule, load_dataset
@@ -21,16 +22,17 @@ from ssl_bench.evaluation.loading import view_batches
 from ssl_bench.evaluation.protocol import PROTOCOLS
 from ssl_bench.methods import METHODS, SSLMethod
 from ssl_bench.methods._build import build_method
-from ssl_bench.nn.backbone import build_backbone
+from ssl_bench.nn.backbone import Backbone, build_backbone
 from ssl_bench.nn.backbone_io import load_backbone, save_backbone
 from ssl_bench.random import derive_seed
 from ssl_bench.records import MetricRow, Recipe
-from ssl_bench.results.store import read_json, write_json
+from ssl_bench.results.store import read_json, write_bytes, write_json
 from ssl_bench.sweep.online_probe import OnlineKNN
 from ssl_bench.sweep.plan import plain
 from ssl_bench.training import PretrainSummary, pretrain
 from ssl_bench.views import ViewPipeline, build_views
 
+METHOD_WEIGHTS = "method.safetensors"  # the whole method, for trials that start from it
 LOCK = ".lock"  # held by the one process that works on a trial
 COLLAPSE_IMAGES = 512
 # Standard deviation of unit embeddings relative to an isotropic one (1 / sqrt(D)). A constant embedding
@@ -66,8 +68,48 @@ def build_trial(config: TrialConfig, dataset: Dataset) -> tuple[SSLMethod, ViewP
         )
         facts |= {"num_samples": len(dataset.split(dataset.pretrain_split)), "num_views": views.num_views}
     arguments = {key: _tuples(value) for key, value in config.method["arguments"].items()}
-    method = build_method(config.method["name"], backbone, seed=config.seed, facts=facts, arguments=arguments)
+    method = build_method(
+        config.method["name"],
+        backbone,
+        seed=config.seed,
+        facts=facts,
+        arguments=arguments,
+        regularizers=[
+            {**r, "arguments": {key: _tuples(value) for key, value in r["arguments"].items()}}
+            for r in config.method.get("regularizers", ())
+        ],
+    )
     return method, views
+
+
+def start_from(method: SSLMethod, source: Path) -> str:
+    """Load the final weights of another trial; returns a note of what was loaded.
+
+    Everything is taken over where the source has each of the method's parameters in its shape; otherwise the
+    backbone alone (online and target).
+
+    Args:
+        method: The method to start.
+        source: Folder of the finished trial.
+
+    Raises:
+        IncompatibleTrialError: If that trial has not finished its pretraining.
+    """
+    if not is_pretrained(source):
+        raise IncompatibleTrialError(
+            f"A trial with `init_from` needs the other trial's weights, but {source} has not finished "
+            "pretraining. Look at its status, mend it, and run the study with --retry-broken.",
+            reason="init_from",
+        )
+    state, own = load_file(source / METHOD_WEIGHTS), method.state_dict()
+    if all(key in state and state[key].shape == value.shape for key, value in own.items()):
+        method.load_state_dict({key: state[key] for key in own})
+        return f"started from the whole state of trial {source.name}"
+    weights = load_backbone(source).state_dict()
+    for module in method.modules():
+        if isinstance(module, Backbone):
+            module.load_state_dict(weights)
+    return f"started from the backbone of trial {source.name}"
 
 
 def pretrain_stage(config: TrialConfig, folder: Path) -> None:
@@ -99,6 +141,7 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
             from ssl_bench.sweep.loggers import wandb_logger
 
             loggers.append(wandb_logger(config, folder))
+        notes = [start_from(method, folder.parent / config.init_from)] if config.init_from else []
         summary = pretrain(
             method,
             data,
@@ -112,6 +155,7 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
             loggers=loggers,
             callbacks=probes,
         )
+        summary = dataclasses.replace(summary, notes=(*notes, *summary.notes))
     else:
         summary = PretrainSummary(
             seconds=0.0,
@@ -127,6 +171,8 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
         return
     backbone = method.evaluation_backbone.to("cpu").eval()
     spread = embedding_spread(method, dataset)
+    state = {key: value.cpu().clone() for key, value in method.state_dict().items()}
+    write_bytes(folder / METHOD_WEIGHTS, save(state))
     save_backbone(backbone, folder, dataset=dataset.name, mean=list(dataset.mean), std=list(dataset.std))
     write_json(
         folder / "pretrain.json",

@@ -150,7 +150,7 @@ def pretrain(
         InterruptedRunError: If a signal asked to stop; the checkpoint is written.
     """
     accumulate = data.accumulate_grad_batches
-    if accumulate > 1 and not method.loss_is_sample_mean:
+    if accumulate > 1 and (method.regularizers or not method.loss_is_sample_mean):
         raise ConfigError(
             f"Gradient accumulation must equal a larger batch, but the loss of {type(method).__name__} couples the "
             "samples of a batch (negatives, statistics or assignments), so the objective would change. Use more "

@@ -259,3 +259,28 @@ def test_wandb_is_offline_without_network_and_has_one_run_a_trial(tmp_path):
     (trial,) = (tmp_path / "results" / "tiny" / "trials").iterdir()
     (folder,) = (trial / "wandb").glob("offline-run-*")
     assert folder.name.endswith(trial.name), "the run's id is the trial's, so that a retry goes on in it"
+
+
+@pytest.mark.slow
+def test_continued_and_regularized_trials_are_rows_of_their_own(tmp_path):
+    variance = {"name": "variance", "weight": 0.1}
+    methods = [
+        {"name": "byol"},
+        {"name": "byol", "init_from": "byol"},
+        {"name": "byol", "regularizers": [variance]},
+        {"name": "simclr", "init_from": "byol"},
+    ]
+    methods = [{**method, "recipe": {"warmup_epochs": 0.0}} for method in methods]
+    run(write_study(tmp_path, methods=methods, budget={"epochs": 1, "max_steps": 5}, seeds=[0]))
+    rows = pd.read_csv(tmp_path / "results" / "tiny" / "rows.csv", keep_default_na=False)
+    byol = rows[(rows["method"] == "byol") & (rows["metric"] == "top1_k20")]
+    assert set(byol["variant"]) == {
+        "continued=false, regularizers=none",
+        "continued=true, regularizers=none",
+        "continued=false, regularizers=variance(weight=0.1, layer=projection)",
+    }
+    assert (
+        "started from the whole state of trial"
+        in byol.set_index("variant")["trial_note"]["continued=true, regularizers=none"]
+    )
+    assert "started from the backbone of trial" in rows[rows["method"] == "simclr"]["trial_note"].iloc[0]
