@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -21,6 +27,7 @@ from ssl_bench.methods import METHODS
 
 REFERENCE_TESTS = Path(__file__).parents[2] / "tests" / "reference"
 RANK_TOLERANCE = 1e-5  # relative, in float64: what reordered sums of a normalized network may differ by
+NOTHING = "nothing is trained"
 TITLES = ("builds", "loss", "oracle", "ranks", "resume", "embed", "learns")
 
 
@@ -29,8 +36,6 @@ def main(arguments: argparse.Namespace) -> int:
     names = METHODS.names() if arguments.all else [METHODS.entry(name).name for name in arguments.methods]
     if not names:
         raise ConfigError("Name the methods to check, or pass --all.")
-    torch.set_num_threads(max(1, torch.get_num_threads()))
-    torch.set_flush_denormal(True)
     started = time.perf_counter()
     results = check_methods(names, fast=arguments.fast)
     seconds = time.perf_counter() - started
@@ -45,28 +50,35 @@ def main(arguments: argparse.Namespace) -> int:
 
 def check_methods(names: list[str], *, fast: bool) -> dict[str, list[PointResult]]:
     """Results of every point for each method, in point order."""
-    dataset = points.small_dataset()
     oracles = check_oracles(names)
     trainable = [name for name in names if METHODS.get(name).trainable]
     errors = compare_ranks(trainable) if trainable else {}
-    table = {}
-    for name in names:
-        row = [run_point(1, points.check_builds, name, dataset)]
-        if not METHODS.get(name).trainable:
-            nothing = "nothing is trained"
-            row += [PointResult(2, "skip", nothing), oracles[name], PointResult(4, "skip", nothing)]
-            row += [PointResult(5, "skip", nothing), run_point(6, points.check_embedding, name, dataset)]
-            row += [PointResult(7, "skip", nothing)]
-        else:
-            row += [run_point(2, points.check_loss, name, dataset), oracles[name], rank_result(errors[name])]
-            row += [run_point(5, training.check_resume, name, dataset)]
-            row += [run_point(6, points.check_embedding, name, dataset)]
-            if fast:
-                row += [PointResult(7, "skip", "left out by --fast")]
-            else:
-                row += [run_point(7, training.check_learns, name, dataset)]
-        table[name] = row
-    return table
+    workers = min(len(names), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_prepare) as pool:
+        alone = dict(zip(names, pool.map(partial(check_alone, fast=fast), names), strict=True))
+    nothing = PointResult(4, "skip", NOTHING)
+    ranks = {name: rank_result(errors[name]) if name in errors else nothing for name in names}
+    return {name: sorted([*alone[name], oracles[name], ranks[name]], key=lambda r: r.point) for name in names}
+
+
+def check_alone(name: str, *, fast: bool) -> list[PointResult]:
+    """Every point of a method that needs neither the test suite nor other ranks."""
+    dataset = points.small_dataset()
+    row = [run_point(1, points.check_builds, name, dataset), run_point(6, points.check_embedding, name, dataset)]
+    if not METHODS.get(name).trainable:
+        return row + [PointResult(point, "skip", NOTHING) for point in (2, 5, 7)]
+    row += [run_point(2, points.check_loss, name, dataset), run_point(5, training.check_resume, name, dataset)]
+    if fast:
+        return [*row, PointResult(7, "skip", "left out by --fast")]
+    return [*row, run_point(7, training.check_learns, name, dataset)]
+
+
+def _prepare() -> None:
+    """One core a process, and only the table on the screen."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
 
 
 def rank_result(error: float | str) -> PointResult:
