@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ssl_bench.errors import SSLBenchError
+from ssl_bench.errors import ConfigError, SSLBenchError
 
 KINDS = ("methods", "datasets", "protocols", "backbones")
 
@@ -39,14 +39,19 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("study", help="study file or name")
     results(status)
 
-    board = add("leaderboard", "rebuild the tables, plots and report of a study from its folder")
-    board.add_argument("study", help="study file or name")
-    results(board)
+    for name, what in (("leaderboard", "and name the files"), ("report", "and name the page to open")):
+        board = add(name, f"rebuild the tables, plots and report of a study from its folder, {what}")
+        board.add_argument("study", help="study file or name")
+        results(board)
 
     evaluate = add("evaluate", "judge one backbone with the harness's protocols")
     evaluate.add_argument("--backbone", required=True, help="folder of an exported backbone, or a backbone's name")
-    evaluate.add_argument("--weights", type=Path, help="safetensors file for a backbone given by name")
+    evaluate.add_argument("--weights", type=Path, help="safetensors or torch file for a backbone given by name")
+    evaluate.add_argument("--prefix", help="what stands before the backbone's names in the file (default: found)")
     evaluate.add_argument("--dataset", required=True, help="dataset name")
+    evaluate.add_argument(
+        "--dataset-argument", action="append", default=[], metavar="KEY=VALUE", help="such as path=photos"
+    )
     evaluate.add_argument("--protocols", nargs="+", default=["linear", "knn"], help="protocol names")
     evaluate.add_argument("--seed", type=int, default=0, help="seed of the protocols and of random weights")
     evaluate.add_argument("--json", action="store_true", help="print rows as JSON")
@@ -114,14 +119,43 @@ def _study_folder(arguments: argparse.Namespace) -> Path:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    from collections import Counter
+
+    from ssl_bench.results.rows import study_facts
     from ssl_bench.results.trial import read_trials
 
-    trials = read_trials(_study_folder(arguments))
+    folder = _study_folder(arguments)
+    trials = read_trials(folder)
+    present = study_facts(folder).get("trials", [trial.id for trial in trials])
+    counts: Counter[str] = Counter()
     for trial in trials:
+        if trial.id not in present:
+            continue
         config: Any = trial.config
+        status, detail = trial.status, " ".join(filter(None, (trial.stage, trial.reason)))
+        if status == "running":
+            status = "running" if _is_locked(trial.folder) else "interrupted"
+            epochs = trial.curve().get("lr")
+            if trial.stage == "pretrain" and epochs:
+                detail += f" epoch {epochs[-1][0]:.1f} of {config['budget']['epochs']}"
+        counts[status] += 1
         label = " / ".join(str(config.get(part, {}).get("name", "?")) for part in ("method", "backbone", "dataset"))
-        print(f"{trial.status:<11} {label} / seed {config.get('seed', '?')}  {trial.stage} {trial.reason}".rstrip())
-    return 0 if all(trial.status == "done" for trial in trials) else 1
+        print(f"{status:<11} {label} / seed {config.get('seed', '?')}  {detail}".rstrip())
+    others = len(trials) - counts.total()
+    print(", ".join(f"{number} {status}" for status, number in counts.items()))
+    if others:
+        print(f"{others} more of other forms of this study are kept in {folder / 'trials'} and stand in no table")
+    return 0 if set(counts) <= {"done", "skipped"} else 1
+
+
+def _is_locked(folder: Path) -> bool:
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def _leaderboard(arguments: argparse.Namespace) -> int:
@@ -132,13 +166,22 @@ def _leaderboard(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _report(arguments: argparse.Namespace) -> int:
+    from ssl_bench.results.build import build_tables
+
+    print(*(path for path in build_tables(_study_folder(arguments)) if path.suffix == ".html"))
+    return 0
+
+
 def _evaluate(arguments: argparse.Namespace) -> int:
     from ssl_bench.sweep.foreign import evaluate_backbone
 
     rows = evaluate_backbone(
         arguments.backbone,
         weights=arguments.weights,
+        prefix=arguments.prefix,
         dataset_name=arguments.dataset,
+        dataset_arguments=_pairs(arguments.dataset_argument),
         protocols=arguments.protocols,
         seed=arguments.seed,
     )
@@ -149,6 +192,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             value = "" if row["value"] is None else f"{row['value']:.4f}"
             print(f"{row['protocol']}/{row['metric']:<12} {value:>8}  n={row['n_test']}  {row['note']}".rstrip())
     return 0
+
+
+def _pairs(texts: list[str]) -> dict[str, Any]:
+    import yaml
+
+    pairs = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"An argument must read KEY=VALUE, got {text!r}.")
+        pairs[key] = yaml.safe_load(value)
+    return pairs
 
 
 def _check(arguments: argparse.Namespace) -> int:
