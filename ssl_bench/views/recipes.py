@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,6 +52,22 @@ def _byol_view(size: int, small: bool, second: bool, **changes: Any) -> ViewSpec
 def simclr(size: int, small: bool) -> tuple[ViewSpec, ...]:
     """Two views of one distribution (Chen et al. 2020); strength 0.5 and no blur on small images."""
     return (_simclr_view(size, small),) * 2
+
+
+def simclr_three(size: int, small: bool) -> tuple[ViewSpec, ...]:
+    """Three views of SimCLR's distribution (TriBYOL)."""
+    return (_simclr_view(size, small),) * 3
+
+
+def simclr_and_image(size: int, small: bool) -> tuple[ViewSpec, ...]:
+    """Two views of SimCLR's distribution and the image itself (MV-MR)."""
+    return simclr(size, small) + evaluation(size, small)
+
+
+def strong_multiview(size: int, small: bool, num_views: int = 4) -> tuple[ViewSpec, ...]:
+    """`num_views` views with SimCLR's full color strength and no blur (Patacchiola & Storkey 2020)."""
+    strength = dict.fromkeys(("brightness", "contrast", "saturation"), 0.8) | {"hue": 0.2}
+    return (_simclr_view(size, small, blur_probability=0.0, **strength),) * num_views
 
 
 def simclr_asymmetric(size: int, small: bool) -> tuple[ViewSpec, ...]:
@@ -128,6 +145,9 @@ def evaluation(size: int, small: bool) -> tuple[ViewSpec, ...]:
 
 VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "simclr": simclr,
+    "simclr_three": simclr_three,
+    "simclr_and_image": simclr_and_image,
+    "strong_multiview": strong_multiview,
     "simclr_asymmetric": simclr_asymmetric,
     "vicreg_symmetric": vicreg_symmetric,
     "dino_multicrop": dino_multicrop,
@@ -137,7 +157,7 @@ VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "supervised": supervised,
     "eval": evaluation,
 }
-LOCAL_KEYS = ("num_local", "local_size", "local_crop_scale")
+SMALLEST = {"num_local": 0, "num_views": 1}  # settings that count views
 
 
 def build_views(
@@ -159,6 +179,7 @@ def build_views(
         std: Standard deviation of each channel.
         overrides: Fields of `ViewSpec` to set in every view. Multi-crop recipes also take `num_local`,
             `local_size` and `local_crop_scale`; there `crop_scale` is that of the two global views.
+            "strong_multiview" also takes `num_views`.
 
     Raises:
         ConfigError: If the recipe or an override is unknown or has no meaning there.
@@ -167,19 +188,23 @@ def build_views(
         raise ConfigError(f"Unknown view recipe {name!r}.{did_you_mean(name, VIEW_RECIPES)}")
     multicrop = name.endswith("multicrop")
     fields = {field.name for field in dataclasses.fields(ViewSpec)} - {"size"}
-    valid = fields | set(LOCAL_KEYS if multicrop else ())
+    own_keys = set(inspect.signature(VIEW_RECIPES[name]).parameters) - {"size", "small"}
+    valid = fields | own_keys
     changes: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in (overrides or {}).items()
     }
     for key in changes:
         if key not in valid:
             raise ConfigError(f"Unknown setting {key!r} of the view recipe {name!r}.{did_you_mean(key, valid)}")
-    num_local = changes.get("num_local", 0)
-    if not isinstance(num_local, int) or num_local < 0:
-        raise ConfigError(f"`num_local` must be a whole number of at least 0, got {num_local!r} in the study's views.")
-    local = {key: changes.pop(key) for key in LOCAL_KEYS if key in changes}
+    for key, smallest in SMALLEST.items():
+        number = changes.get(key, smallest)
+        if not isinstance(number, int) or number < smallest:
+            raise ConfigError(
+                f"`{key}` must be a whole number of at least {smallest}, got {number!r} in the study's views."
+            )
+    own = {key: changes.pop(key) for key in own_keys if key in changes}
     try:
-        specs = VIEW_RECIPES[name](image_size, image_size <= SMALL, **local)
+        specs = VIEW_RECIPES[name](image_size, image_size <= SMALL, **own)
         local_changes = {key: value for key, value in changes.items() if key != "crop_scale"}
         specs = tuple(
             dataclasses.replace(spec, **(local_changes if multicrop and v > 1 else changes))

@@ -85,6 +85,9 @@ def one_view_by_torchvision(image: torch.Tensor, key: torch.Tensor, spec: ViewSp
         ("dino_multicrop", 32, 3, {"num_local": 2}),
         ("swav_multicrop", 28, 1, {"num_local": 2, "local_size": 14}),
         ("strong_weak", 32, 3, {}),
+        ("simclr_three", 32, 3, {}),
+        ("simclr_and_image", 32, 3, {}),
+        ("strong_multiview", 28, 1, {"num_views": 2}),
         ("vicreg_symmetric", 32, 3, {}),
         ("mae", 32, 3, {}),
         ("supervised", 32, 3, {}),
@@ -243,6 +246,11 @@ def test_recipes_follow_their_sources():
     assert [spec.crop_scale for spec in crops.specs[1:3]] == [(0.4, 1.0), (0.05, 0.4)]
     assert crops.specs[2].blur_probability == 0.5
     assert make("mae", 224).specs[0].crop_scale == (0.2, 1.0)
+    many = make("strong_multiview", 32).specs
+    assert many == (many[0],) * 4
+    assert (many[0].brightness, many[0].hue, many[0].gray_probability) == (0.8, 0.2, 0.2)
+    assert make("simclr_three", 224).specs == (large,) * 3
+    assert make("simclr_and_image", 224).specs == (large, large, *make("eval", 224).specs)
     assert (make("supervised", 32).specs[0].pad, make("supervised", 224).specs[0].pad) == (4, 0)
 
 
@@ -251,6 +259,7 @@ def test_overrides_apply():
     assert pipeline.view_sizes == (32, 32, 14, 14)
     assert [spec.crop_scale for spec in pipeline.specs] == [(0.2, 1)] * 2 + [(0.05, 0.4)] * 2
     assert make("dino_multicrop", 32, num_local=0).num_views == 2
+    assert make("strong_multiview", 32, num_views=6).num_views == 6
     assert make("swav_multicrop", 32, local_crop_scale=[0.1, 0.3]).specs[2].crop_scale == (0.1, 0.3)
     assert make("simclr", 32, blur_probability=0.5).specs[1].blur_probability == 0.5
 
@@ -277,6 +286,9 @@ def test_overrides_apply():
         ("simclr", {"solarize_threshold": 128}, "solarize_threshold"),
         ("simclr", {"pad": 4}, "crop_scale"),
         ("dino_multicrop", {"num_local": -1}, "num_local"),
+        ("dino_multicrop", {"num_views": 3}, "Unknown setting 'num_views'"),
+        ("strong_multiview", {"num_views": 0}, "num_views"),
+        ("strong_multiview", {"num_views": 2.0}, "num_views"),
         ("dino_multicrop", {"local_size": 0}, "at least 1 pixel"),
     ],
 )
