@@ -48,8 +48,8 @@ class MVMR(SSLMethod):
     z projects an augmented view, z0 the image itself; hinge is the mean of max(0, 1 - std). The descriptors r are
     the pixels of the image and of a second augmented view, its scattering transform, oriented gradients and
     local standard deviation, all weighted 1. The paper maximizes their dependence on z, by its abstract, as
-    here (its equations were not at hand); the official code adds +dCor to the loss, which minimizes it (`minimize_descriptors`). Statistics are those of the global
-    batch (official code: each device).
+    here (its equations were not at hand); the official code adds +dCor to the loss, which minimizes it
+    (`minimize_descriptors`). Statistics are those of the global batch (official code: each device).
 
     Further departures from the official code: the second augmented view is drawn for each sample (there: one draw a
     batch); oriented gradients are shared between the nearest bins (there: overwritten by scatter); nothing
