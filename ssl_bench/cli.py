@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override, such as budget.epochs=1"
     )
     run.add_argument("--jobs", type=int, help="trials at once (default: one a core, or one a GPU)")
-    run.add_argument("--launcher", choices=("local",), default="local", help="where trials run")
+    run.add_argument("--launcher", choices=("local", "slurm"), default="local", help="where trials run")
     run.add_argument("--retry-broken", action="store_true", help="run failed, diverged and collapsed trials again")
     results(run)
 
@@ -104,6 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
         study,
         results=arguments.results,
         command=command,
+        launcher=arguments.launcher,
         jobs=arguments.jobs,
         retry_broken=arguments.retry_broken,
     )
@@ -122,7 +123,7 @@ def _status(arguments: argparse.Namespace) -> int:
     from collections import Counter
 
     from ssl_bench.results.rows import study_facts
-    from ssl_bench.results.trial import read_trials
+    from ssl_bench.results.trial import is_locked, progress, read_trials
 
     folder = _study_folder(arguments)
     trials = read_trials(folder)
@@ -134,10 +135,10 @@ def _status(arguments: argparse.Namespace) -> int:
         config: Any = trial.config
         status, detail = trial.status, " ".join(filter(None, (trial.stage, trial.reason)))
         if status == "running":
-            status = "running" if _is_locked(trial.folder) else "interrupted"
-            epochs = trial.curve().get("lr")
-            if trial.stage == "pretrain" and epochs:
-                detail += f" epoch {epochs[-1][0]:.1f} of {config['budget']['epochs']}"
+            status = "running" if is_locked(trial.folder) else "interrupted"
+            steps = progress(trial.folder) if trial.stage == "pretrain" else None
+            if steps:
+                detail += f" step {steps[0]} of {steps[1]}"
         counts[status] += 1
         label = " / ".join(str(config.get(part, {}).get("name", "?")) for part in ("method", "backbone", "dataset"))
         print(f"{status:<11} {label} / seed {config.get('seed', '?')}  {detail}".rstrip())
@@ -146,16 +147,6 @@ def _status(arguments: argparse.Namespace) -> int:
     if others:
         print(f"{others} more of other forms of this study are kept in {folder / 'trials'} and stand in no table")
     return 0 if set(counts) <= {"done", "skipped"} else 1
-
-
-def _is_locked(folder: Path) -> bool:
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            return False
-    except Timeout:
-        return True
 
 
 def _leaderboard(arguments: argparse.Namespace) -> int:

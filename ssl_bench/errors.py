@@ -74,6 +74,10 @@ class CollapsedError(TrainingError):
 class InterruptedRunError(TrainingError):
     """A signal asked the run to stop; it saved a checkpoint and can go on from there."""
 
+    def __init__(self, message: str, *, step: int, signal_number: int) -> None:
+        super().__init__(message, step=step)
+        self.signal_number = signal_number
+
 
 def did_you_mean(name: str, available: Iterable[str]) -> str:
     """Return the tail of an error about an unknown name: the nearest valid one and the list."""

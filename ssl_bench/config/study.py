@@ -111,6 +111,27 @@ class Budget(_Strict):
     max_steps: int | None = Field(default=None, ge=1)
 
 
+class SlurmSettings(_Strict):
+    """What a trial's job asks of Slurm; none of it changes a number.
+
+    `time_minutes` is the limit of one job; a trial that needs longer saves a checkpoint `signal_seconds` before
+    it and is requeued. `gpus` False asks for no GPU. `poll_seconds` is how often the runner looks at the queue.
+    """
+
+    partition: str | None = None
+    time_minutes: int = Field(default=240, ge=1)
+    nodes: int = Field(default=1, ge=1)
+    gpus: bool = True
+    cpus_per_task: int = Field(default=4, ge=1)
+    memory: str | None = None
+    constraint: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    array_parallelism: int = Field(default=256, ge=1)
+    signal_seconds: int = Field(default=90, ge=1)
+    poll_seconds: float = Field(default=10.0, gt=0)
+
+
 class StudySpec(_Strict):
     """Datasets x methods x backbones x seeds, one budget, and the protocols that judge them.
 
@@ -133,6 +154,7 @@ class StudySpec(_Strict):
     log_every_n_steps: int = Field(default=10, ge=1)
     online_knn_epochs: int | None = Field(default=None, ge=1)
     loggers: list[Literal["wandb"]] = Field(default_factory=list)
+    slurm: SlurmSettings = SlurmSettings()
     _where: str = PrivateAttr(default="study")
 
     @field_validator("datasets", "methods", "backbones", "protocols", mode="before")
@@ -241,6 +263,7 @@ def _model_at(location: tuple[Any, ...]) -> type[BaseModel]:
         "backbones": BackboneSpec,
         "protocols": ProtocolSpec,
         "budget": Budget,
+        "slurm": SlurmSettings,
         "rules": Rule,
         "where": RuleWhere,
         "set": RuleSet,

@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -32,13 +32,14 @@ _REPLICATES = 10_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cell:
-    """All trials of one (dataset, method, variant, backbone, epochs).
+    """All trials of one (dataset, method, regularizers, variant, backbone, epochs).
 
     `rows` are every row of its trials in their fixed order.
     """
 
     dataset: str
     method: str
+    regularizers: str
     variant: str
     backbone: str
     epochs: float
@@ -51,6 +52,11 @@ class Cell:
         for row in self.rows:
             first.setdefault(row.trial, row)
         return tuple(first.values())
+
+    @property
+    def name(self) -> str:
+        """The method, and the terms added to its loss."""
+        return f"{self.method} + {self.regularizers}" if self.regularizers else self.method
 
     @property
     def family(self) -> str:
@@ -99,7 +105,7 @@ class Cell:
 
 def make_cells(rows: Sequence[Row]) -> list[Cell]:
     """Cells in a fixed order that does not depend on the order of `rows`; unreadable trials are in none."""
-    grouped: dict[tuple[str, str, str, str, float], list[Row]] = {}
+    grouped: dict[tuple[str, str, str, str, str, float], list[Row]] = {}
     for row in rows:
         if row.method:
             grouped.setdefault(row.cell, []).append(row)
@@ -149,7 +155,7 @@ def sorted_cells(cells: Sequence[Cell], column: str | None) -> dict[str, list[Ce
 
     def order(cell: Cell) -> tuple[Any, ...]:
         mean = cell.summary(column).mean if column else None
-        return (mean is None, -sign * (mean or 0.0), cell.method, cell.variant, cell.backbone, cell.epochs)
+        return (mean is None, -sign * (mean or 0.0), cell.name, cell.variant, cell.backbone, cell.epochs)
 
     return {dataset: sorted(table, key=order) for dataset, table in sorted(tables.items())}
 
@@ -159,7 +165,7 @@ def labels(cells: Sequence[Cell]) -> dict[Cell, str]:
     backbones = {cell.backbone for cell in cells}
     budgets: dict[tuple[str, str, str], set[float]] = {}
     for cell in cells:
-        budgets.setdefault((cell.method, cell.variant, cell.backbone), set()).add(cell.epochs)
+        budgets.setdefault((cell.name, cell.variant, cell.backbone), set()).add(cell.epochs)
     # references may have a budget of their own (0 epochs) without the names needing it
     several_budgets = (
         len({cell.epochs for cell in cells if not cell.is_reference}) > 1
@@ -170,7 +176,7 @@ def labels(cells: Sequence[Cell]) -> dict[Cell, str]:
         extra = [cell.variant] if cell.variant else []
         extra += [cell.backbone] if len(backbones) > 1 else []
         extra += [f"{cell.epochs:g} epochs"] if several_budgets else []
-        names[cell] = f"{cell.method} ({', '.join(extra)})" if extra else cell.method
+        names[cell] = f"{cell.name} ({', '.join(extra)})" if extra else cell.name
     return names
 
 
@@ -202,10 +208,13 @@ def compare_cells(table: Sequence[Cell], column: str) -> list[PairResult]:
 
     The p value tells training noise from a difference; the sampling error of the test set is not in it.
     """
-    names = labels(table)
-    values = {cell: cell.by_seed(column) for cell in table}
+    return _compare(list(itertools.combinations(table, 2)), labels(table), column)
+
+
+def _compare(pairs: Sequence[tuple[Cell, Cell]], names: Mapping[Cell, str], column: str) -> list[PairResult]:
+    values = {cell: cell.by_seed(column) for pair in pairs for cell in pair}
     found = []
-    for a, b in itertools.combinations(table, 2):
+    for a, b in pairs:
         values_a, values_b = values[a], values[b]
         shared = sorted(values_a.keys() & values_b.keys())
         if shared:
@@ -219,6 +228,14 @@ def compare_cells(table: Sequence[Cell], column: str) -> list[PairResult]:
         )
         for (a, b, x, y), r, p_holm in zip(found, results, corrected, strict=True)
     ]  # fmt: skip
+
+
+def compare_regularized(table: Sequence[Cell], column: str) -> list[PairResult]:
+    """Each row with added terms against the same row without: paired t over shared seeds, Holm-corrected over these."""
+    names = labels(table)
+    plain = {(c.method, c.variant, c.backbone, c.epochs): c for c in table if not c.regularizers}
+    pairs = [(c, plain.get((c.method, c.variant, c.backbone, c.epochs))) for c in table if c.regularizers]
+    return _compare([(a, b) for a, b in pairs if b is not None], names, column)
 
 
 def places(table: Sequence[Cell], comparisons: Sequence[PairResult]) -> dict[Cell, tuple[int, int]]:
@@ -290,7 +307,7 @@ def over_datasets(cells: Sequence[Cell], column: str) -> OverallTable | None:
     scores: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
     by_key: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
-        key = (cell.method, cell.variant, cell.backbone, cell.epochs)
+        key = (cell.name, cell.variant, cell.backbone, cell.epochs)
         broken = {row.seed or 0: FAILED_SCORE for row in cell.trials if row.trial_status in BROKEN}
         scores.setdefault(key, {})[cell.dataset] = {**broken, **cell.by_seed(column)}
         by_key.setdefault(key, []).append(cell)

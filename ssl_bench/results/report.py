@@ -135,16 +135,15 @@ def _trials(board: Leaderboard, trials: Sequence[TrialRecord]) -> list[dict[str,
             f"commit {first.commit}" if first.commit else "",
             first.trial_note,
         ]
-        title = (
-            f"{first.dataset} · {first.method} · {first.backbone} · {first.epochs or 0:g} epochs · seed {first.seed}"
-        )
+        name = f"{first.method} + {first.regularizers}" if first.regularizers else first.method
+        title = f"{first.dataset} · {name} · {first.backbone} · {first.epochs or 0:g} epochs · seed {first.seed}"
         found.append(
             {
                 "id": trial.id,
                 "title": title + (f" · {first.variant}" if first.variant else "") if first.method else trial.id,
                 "order": (
                     first.dataset,
-                    first.method,
+                    name,
                     first.variant,
                     first.backbone,
                     first.epochs or 0,

@@ -23,10 +23,11 @@ from ssl_bench.results.trial import TrialRecord, protocol_key, read_trials
 class Row:
     """One line of `rows.csv`.
 
-    `variant` is blank unless trials of one (dataset, method, backbone, epochs) differ in more than
-    the seed; then it names what differs. `protocol_variant` does the same for a protocol's version
-    and arguments. `value` is raw (fractions, seconds); None means there is none, and `reason` or
-    `note` says why. `status` is the trial's, or "missing" where a finished trial lacks the row.
+    `regularizers` names the terms added to the method's loss, "a + b". `variant` is blank unless
+    trials of one (dataset, method, regularizers, backbone, epochs) differ in more than the seed; then
+    it names what differs. `protocol_variant` does the same for a protocol's version and arguments.
+    `value` is raw (fractions, seconds); None means there is none, and `reason` or `note` says why.
+    `status` is the trial's, or "missing" where a finished trial lacks the row.
     """
 
     row_id: str = ""
@@ -34,6 +35,7 @@ class Row:
     trial: str = ""
     dataset: str = ""
     method: str = ""
+    regularizers: str = ""
     variant: str = ""
     family: str = ""
     method_version: int | None = None
@@ -70,9 +72,10 @@ class Row:
     details: str = ""
 
     @property
-    def cell(self) -> tuple[str, str, str, str, float]:
-        """What the seeds of one leaderboard row share: dataset, method, variant, backbone, epochs."""
-        return (self.dataset, self.method, self.variant, self.backbone, -1.0 if self.epochs is None else self.epochs)
+    def cell(self) -> tuple[str, str, str, str, str, float]:
+        """What the seeds of one leaderboard row share: dataset, method, regularizers, variant, backbone, epochs."""
+        epochs = -1.0 if self.epochs is None else self.epochs
+        return (self.dataset, self.method, self.regularizers, self.variant, self.backbone, epochs)
 
     @property
     def trial_status(self) -> str:
@@ -146,6 +149,7 @@ def _rows_of_trial(trial: TrialRecord, study: str, variant: str) -> list[Row]:
         trial=trial.id,
         dataset=config["dataset"]["name"],
         method=method["name"],
+        regularizers=_regularizers(config),
         variant=variant,
         family=_method_fact(trial, "family") or "",
         method_version=method.get("version"),
@@ -216,9 +220,13 @@ def _setting(config: Mapping[str, Any]) -> dict[str, Any]:
     """What defines the experiment apart from the seed, as dotted keys."""
     kept = {key: config.get(key) for key in ("dataset", "method", "backbone", "recipe", "precision")}
     flat = _flatten(kept)
-    flat["regularizers"] = " + ".join(_term(r) for r in flat.pop("method.regularizers", ())) or "none"
+    flat["regularizers"] = " + ".join(_term(r) for r in flat.pop("method.regularizers", ()))
     flat["continued"] = bool(config.get("init_from"))
     return {key: value for key, value in flat.items() if key not in _NOT_A_SETTING}
+
+
+def _regularizers(config: Mapping[str, Any]) -> str:
+    return " + ".join(regularizer["name"] for regularizer in config["method"].get("regularizers", ()))
 
 
 def _term(regularizer: Mapping[str, Any]) -> str:
@@ -240,6 +248,7 @@ def _group(trials: Sequence[TrialRecord]) -> dict[str, tuple[Any, ...]]:
     return {
         trial.id: (
             *(trial.config[part]["name"] for part in ("dataset", "method", "backbone")),
+            _regularizers(trial.config),
             trial.config["budget"]["epochs"],
         )
         for trial in trials

@@ -17,6 +17,7 @@ from ssl_bench.results.aggregate import (
     PairResult,
     columns_of,
     compare_cells,
+    compare_regularized,
     headline_columns,
     is_accuracy,
     labels,
@@ -92,8 +93,8 @@ def make_leaderboard(rows: Sequence[Row], facts: Mapping[str, Any] | None = None
 
 
 def leaderboard_csv(board: Leaderboard) -> str:
-    """One line a dataset x method x variant x backbone x epochs; raw numbers, never rounded."""
-    identity = ["dataset", "method", "variant", "family", "uses_labels", "backbone", "epochs", "status"]
+    """One line a dataset x method x regularizers x variant x backbone x epochs; raw numbers, never rounded."""
+    identity = ["dataset", "method", "regularizers", "variant", "family", "uses_labels", "backbone", "epochs", "status"]
     counts = ["num_seeds", "num_failed", "place_low", "place_high"]
     figures = [f"{column} {part}" for column in board.columns for part in ("mean", "std", "ci_low", "ci_high", "n")]
     facts = ["method_version", "global_batch_size", "precision", "seeds", "commit", "torch_version",
@@ -105,6 +106,7 @@ def leaderboard_csv(board: Leaderboard) -> str:
             line: dict[str, Any] = {
                 "dataset": dataset,
                 "method": cell.method,
+                "regularizers": cell.regularizers,
                 "variant": cell.variant,
                 "family": cell.family,
                 "uses_labels": None if row.uses_labels is None else str(row.uses_labels).lower(),
@@ -161,6 +163,7 @@ def leaderboard_md(board: Leaderboard) -> str:
             )
         parts.append(_md_table(header, lines, left=(2, 3, len(header) - 1)))
         parts += [_md(text) for text in best_text(board, dataset)]
+        parts += _regularizer_section(board, table)
         parts += _other_measurements(board, table, names)
     if board.overall:
         parts += _overall_section(board.overall)
@@ -329,6 +332,27 @@ def _other_measurements(board: Leaderboard, table: Sequence[Cell], names: Mappin
     lines = [[_md(names[cell]), *(short_figure(cell.summary(column), column) for column in others)] for cell in table]
     body = _md_table(["Method", *map(column_title, others)], lines, left=(0,))
     return [f"<details><summary>Other measurements ({len(others)})</summary>", body, "</details>"]
+
+
+def _regularizer_section(board: Leaderboard, table: Sequence[Cell]) -> list[str]:
+    pairs = compare_regularized(table, board.ranking) if board.ranking else []
+    if not pairs:
+        return []
+    assert board.ranking is not None
+    scale, digits = (100, 2) if is_accuracy(board.ranking) else (1, 4)
+    lines = []
+    for pair in pairs:
+        interval = "–"
+        if pair.low is not None and pair.high is not None:
+            interval = f"[{scale * pair.low:+.{digits}f}, {scale * pair.high:+.{digits}f}]"
+        p = "–" if pair.p_holm is None else f"{pair.p_holm:.3f}"
+        lines.append([_md(pair.a), _md(pair.b), f"{scale * pair.difference:+.{digits}f}", interval, p, str(pair.n)])
+    header = ["With", "Without", column_title(board.ranking), "95 % interval", "p", "Seeds"]
+    text = (
+        "What an added term changes: the mean paired difference over shared seeds, its Student t interval, and p "
+        "corrected (Holm) over the lines of this table."
+    )
+    return [text, _md_table(header, lines, left=(0, 1))]
 
 
 def _overall_section(overall: OverallTable) -> list[str]:

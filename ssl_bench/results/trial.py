@@ -8,13 +8,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ssl_bench.errors import StoreError
 from ssl_bench.records import MetricRow
 from ssl_bench.results.store import content_hash, read_csv, read_json
 
 STATUSES = ("done", "running", "pending", "skipped", "failed", "diverged", "collapsed", "unreadable")
 BROKEN = ("failed", "diverged", "collapsed", "unreadable")  # these end a trial badly and are counted
+PROGRESS = "progress"  # "step steps" of a pretraining under way
+LOCK = ".lock"  # held by the one process that works on a trial
 VOID = ("diverged", "collapsed")  # the backbone itself is bad: figures measured on it are not averaged
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works on a trial right now."""
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def progress(folder: Path) -> tuple[int, int] | None:
+    """Step and number of steps of a pretraining under way; None if nothing is known."""
+    try:
+        step, steps = (folder / PROGRESS).read_text().split()
+        return int(step), int(steps)
+    except (OSError, ValueError):
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

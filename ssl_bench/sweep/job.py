@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from ssl_bench.config import TrialConfig
 from ssl_bench.errors import SSLBenchError
 from ssl_bench.results.store import read_json, write_json
-from ssl_bench.results.trial import VOID
+from ssl_bench.results.trial import LOCK, VOID
 from ssl_bench.sweep import stages
 
 BROKEN = ("failed", "diverged", "collapsed")
@@ -59,7 +59,7 @@ class Job:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(self.folder / stages.LOCK, timeout=0):
+            with FileLock(self.folder / LOCK, timeout=0):
                 status = self.status.get("status")
                 if not _read(self.folder / "trial.json"):
                     write_json(self.folder / "trial.json", self.config.to_json())
@@ -72,6 +72,13 @@ class Job:
                     self.write_status("pending", "to be retried")
         except Timeout:
             pass
+
+    def rank_failure(self) -> dict[str, Any]:
+        """What the first rank that failed left behind, empty if none did; it is forgotten with this look."""
+        path = self.folder / stages.FAILURE
+        failure = _read(path)
+        path.unlink(missing_ok=True)
+        return failure
 
     def write_status(self, status: str, reason: str) -> None:
         """Write status.json for a trial without a process."""

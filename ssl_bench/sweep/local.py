@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ssl_bench.errors import ConfigError, StoreError
+from ssl_bench.results.trial import progress
+from ssl_bench.sweep import stages
 from ssl_bench.sweep.job import Job
 from ssl_bench.sweep.worker import EXIT_BROKEN, EXIT_INTERRUPTED, EXIT_LOCKED, EXIT_OK
 from ssl_bench.sweep.worker import main as worker_main
@@ -95,6 +97,7 @@ class LocalLauncher:
                 self._bar = self._progress.add_task("", total=self._total)
                 while todo or self._running:
                     self._start_ready(todo)
+                    self._describe()
                     for sentinel in wait(list(self._running), timeout=0.5):
                         assert isinstance(sentinel, int)
                         job = self._reap(sentinel)
@@ -133,14 +136,12 @@ class LocalLauncher:
             )
             process.start()
             self._running[process.sentinel] = (job, process, slot)
-            self._describe()
 
     def _reap(self, sentinel: int) -> Job | None:
         """Take note of a process that ended; returns its job if it is to be started again."""
         job, process, slot = self._running.pop(sentinel)
         process.join()
         self._free.append(slot)
-        self._describe()
         code = process.exitcode
         if code == EXIT_LOCKED:  # another runner has it: look again later
             job.tries -= 1
@@ -184,8 +185,14 @@ class LocalLauncher:
         self._progress.update(self._bar, completed=self._finished)
 
     def _describe(self) -> None:
-        labels = ", ".join(f"{job.config.method['name']} {job.config.seed}" for job, _, _ in self._running.values())
+        labels = ", ".join(_describe(job) for job, _, _ in self._running.values())
         self._progress.update(self._bar, description=f"  running {labels}" if labels else "")
+
+
+def _describe(job: Job) -> str:
+    steps = progress(job.folder)
+    share = f" {100 * steps[0] // steps[1]} %" if steps and not stages.is_pretrained(job.folder) else ""
+    return f"{job.config.method['name']} {job.config.seed}{share}"
 
 
 def _duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ from ssl_bench.results.store import write_json
 from ssl_bench.sweep.job import Job
 from ssl_bench.sweep.local import LocalLauncher, StoppedError, make_slots
 from ssl_bench.sweep.plan import plan
+from ssl_bench.sweep.slurm import SlurmLauncher
 
 
 def run_study(
@@ -19,6 +20,7 @@ def run_study(
     *,
     results: Path,
     command: str,
+    launcher: str = "local",
     jobs: int | None = None,
     retry_broken: bool = False,
     console: Console | None = None,
@@ -29,7 +31,8 @@ def run_study(
         study: The study.
         results: Folder of all studies; this one goes to `results / study.name`.
         command: What the user typed, for the tables' footer.
-        jobs: Trials at once; by default one a core on a CPU, one a GPU otherwise.
+        launcher: "local" or "slurm".
+        jobs: Trials at once on this machine; by default one a core on a CPU, one a GPU otherwise.
         retry_broken: Run failed, diverged and collapsed trials again.
         console: Where progress goes.
 
@@ -43,7 +46,7 @@ def run_study(
     """
     console = console or Console()
     trials = plan(study)
-    slots = make_slots(study.devices, jobs)
+    slots = make_slots(study.devices, jobs) if launcher == "local" else []
     folder = results / study.name
     write_json(folder / "study.json", {"name": study.name, "command": command, "trials": [t.id for t in trials]})
     all_jobs = [Job(config, folder / "trials" / config.id) for config in trials]
@@ -54,12 +57,15 @@ def run_study(
     console.print(
         f"Study {study.name}: {len(trials)} trials, {len(trials) - len(todo) - skipped} already finished, "
         + (f"{skipped} skipped, " if skipped else "")
-        + f"{len(slots)} at once.",
+        + (f"{len(slots)} at once." if slots else "through Slurm."),
         highlight=False,
         soft_wrap=True,
     )
     try:
-        LocalLauncher(slots, console).run(todo)
+        if launcher == "slurm":
+            SlurmLauncher(folder, study.name, study.devices, study.slurm, console).run(todo)
+        else:
+            LocalLauncher(slots, console).run(todo)
     except StoppedError as error:
         console.print("Stopped; every trial goes on from its last checkpoint when the command is run again.")
         return 128 + error.number

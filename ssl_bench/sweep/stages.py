@@ -29,11 +29,12 @@ from ssl_bench.records import MetricRow, Recipe
 from ssl_bench.results.store import read_json, write_bytes, write_json
 from ssl_bench.sweep.online_probe import OnlineKNN
 from ssl_bench.sweep.plan import plain
+from ssl_bench.sweep.progress import Progress
 from ssl_bench.training import PretrainSummary, pretrain
 from ssl_bench.views import ViewPipeline, build_views
 
 METHOD_WEIGHTS = "method.safetensors"  # the whole method, for trials that start from it
-LOCK = ".lock"  # held by the one process that works on a trial
+FAILURE = "failure.json"  # what the first rank that failed says; the others only see their peers leave
 COLLAPSE_IMAGES = 512
 # Standard deviation of unit embeddings relative to an isotropic one (1 / sqrt(D)). A constant embedding
 # shows only float32 rounding, below 1e-6; healthy ones lie between 0.1 and 1.
@@ -135,7 +136,7 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
             num_workers=config.num_workers,
             accumulate_grad_batches=config.accumulate_grad_batches,
         )
-        probes = [OnlineKNN(dataset, config.online_knn_epochs)] if config.online_knn_epochs else []
+        probes: list[Any] = [OnlineKNN(dataset, config.online_knn_epochs)] if config.online_knn_epochs else []
         loggers: list[Any] = []
         if "wandb" in config.loggers:
             from ssl_bench.sweep.loggers import wandb_logger
@@ -153,7 +154,7 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
             devices=config.devices,
             log_every_n_steps=config.log_every_n_steps,
             loggers=loggers,
-            callbacks=probes,
+            callbacks=[*probes, Progress(folder)],
         )
         summary = dataclasses.replace(summary, notes=(*notes, *summary.notes))
     else:

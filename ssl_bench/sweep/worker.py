@@ -25,10 +25,13 @@ from filelock import FileLock, Timeout
 from ssl_bench.config import TrialConfig
 from ssl_bench.errors import CollapsedError, DivergedError, InterruptedRunError, SSLBenchError
 from ssl_bench.results.store import read_json, write_json, write_text
+from ssl_bench.results.trial import LOCK, is_locked
 from ssl_bench.sweep import stages
 
 EXIT_OK, EXIT_BROKEN, EXIT_LOCKED, EXIT_INTERRUPTED, EXIT_CRASHED = 0, 3, 75, 76, 77
-FAILURE = "failure.json"  # what the first rank that failed says; the others only see their peers leave
+EXIT_TIME_IS_UP = 78  # interrupted by a signal that says so, unlike SIGTERM
+RANKS = "ranks.json"  # under Slurm: what the first task tells the others of its trial
+RANKS_WAIT_SECONDS = 600.0
 
 
 class _RankFailedError(Exception):
@@ -47,19 +50,24 @@ def run_trial(config: TrialConfig, folder: Path) -> int:
     """Do what is pending of a trial; returns one of the EXIT codes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / stages.LOCK, timeout=0):
+        with FileLock(folder / LOCK, timeout=0):
             return _run_locked(config, folder)
     except Timeout:
         return EXIT_LOCKED
 
 
 def _run_locked(config: TrialConfig, folder: Path) -> int:
-    stage = "pretrain"
+    stage, time_is_up = "pretrain", False
     try:
         write_json(folder / "trial.json", config.to_json())
-        if not stages.is_pretrained(folder):
+        pretrained = stages.is_pretrained(folder)
+        tasks = config.devices > 1 and int(os.environ.get("SLURM_NTASKS", "1")) > 1
+        if tasks:
+            (folder / stages.FAILURE).unlink(missing_ok=True)
+            write_json(folder / RANKS, {"job": _slurm_run(), "pretrain": not pretrained})
+        if not pretrained:
             _write_status(folder, {"status": "running"}, stage)
-            if config.devices > 1:
+            if config.devices > 1 and not tasks:
                 _pretrain_on_ranks(config, folder)
             else:
                 stages.pretrain_stage(config, folder)
@@ -91,10 +99,13 @@ def _run_locked(config: TrialConfig, folder: Path) -> int:
         outcome = _outcome(error)
         if not isinstance(error, SSLBenchError):
             _keep_traceback(folder)
+        time_is_up = isinstance(error, InterruptedRunError) and error.signal_number != signal.SIGTERM
     print(outcome["reason"], flush=True)
     with contextlib.suppress(SSLBenchError):  # the disk may be what failed; the log has it
         _write_status(folder, outcome, stage)
-    return EXIT_INTERRUPTED if outcome["status"] == "pending" else EXIT_BROKEN
+    if outcome["status"] != "pending":
+        return EXIT_BROKEN
+    return EXIT_TIME_IS_UP if time_is_up else EXIT_INTERRUPTED
 
 
 def _write_status(folder: Path, outcome: dict[str, Any], stage: str) -> None:
@@ -125,7 +136,7 @@ def _keep_traceback(folder: Path) -> None:
 
 def _pretrain_on_ranks(config: TrialConfig, folder: Path) -> None:
     """Pretrain through torchrun; this process keeps the lock and passes SIGTERM on."""
-    (folder / FAILURE).unlink(missing_ok=True)
+    (folder / stages.FAILURE).unlink(missing_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"]
     command += [f"--nproc-per-node={config.devices}", "-m", "ssl_bench.sweep.worker", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -143,40 +154,70 @@ def _pretrain_on_ranks(config: TrialConfig, folder: Path) -> None:
         code = process.wait()
     finally:
         signal.signal(signal.SIGTERM, before)
-    if (folder / FAILURE).exists():
-        outcome = read_json(folder / FAILURE)
-        (folder / FAILURE).unlink()
+    if (folder / stages.FAILURE).exists():
+        outcome = read_json(folder / stages.FAILURE)
+        (folder / stages.FAILURE).unlink()
         raise _RankFailedError(outcome)
     if stopped:
-        raise InterruptedRunError("The run was asked to stop before its first step.", step=0)
+        raise InterruptedRunError(
+            "The run was asked to stop before its first step.", step=0, signal_number=signal.SIGTERM
+        )
     if code:
         raise _RanksCrashedError(f"The ranks ended with exit code {code}; their output is above.")
 
 
 def _run_rank(folder: Path) -> int:
     """One rank of `_pretrain_on_ranks`."""
-    _leave_when(lambda: _is_free(folder), "the process that started the ranks is gone")
+    _leave_when(lambda: not is_locked(folder), "the process that started the ranks is gone")
     _prepare()
+    return _pretrain_as_rank(TrialConfig.from_json(read_json(folder / "trial.json")), folder)
+
+
+def _pretrain_as_rank(config: TrialConfig, folder: Path) -> int:
     try:
-        stages.pretrain_stage(TrialConfig.from_json(read_json(folder / "trial.json")), folder)
+        stages.pretrain_stage(config, folder)
     except Exception as error:
         traceback.print_exc()
         # that a peer is gone is no reason of its own: the peer's says more, or it was killed and is tried again
         gone = isinstance(error, torch.distributed.DistBackendError) or "gloo" in str(error)
-        if not gone and not (folder / FAILURE).exists():
-            write_json(folder / FAILURE, _outcome(error))
-        return EXIT_BROKEN
+        if not gone and not (folder / stages.FAILURE).exists():
+            write_json(folder / stages.FAILURE, _outcome(error))
+        return EXIT_INTERRUPTED if isinstance(error, InterruptedRunError) else EXIT_BROKEN
     return EXIT_OK
 
 
-def _is_free(folder: Path) -> bool:
-    lock = FileLock(folder / stages.LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        return False
-    lock.release()
-    return True
+def slurm_main(config: TrialConfig, folder: Path) -> int:
+    """Entry of a Slurm task: the first does the trial, the others of a trial with several devices pretrain with it."""
+    from ssl_bench.sweep.slurm import requeue
+
+    _prepare()
+    if int(os.environ.get("SLURM_PROCID", "0")):
+        return _run_slurm_rank(config, folder)
+    _log_to(folder)
+    code = run_trial(config, folder)
+    if code == EXIT_LOCKED and config.devices > 1:
+        write_json(folder / RANKS, {"job": _slurm_run(), "pretrain": False})
+    if code == EXIT_TIME_IS_UP:  # after SIGTERM Slurm requeues the job itself, or somebody has cancelled it
+        requeue()
+    return code
+
+
+def _run_slurm_rank(config: TrialConfig, folder: Path) -> int:
+    deadline = time.monotonic() + RANKS_WAIT_SECONDS
+    while time.monotonic() < deadline:
+        told = read_json(folder / RANKS) if (folder / RANKS).exists() else {}
+        if told.get("job") == _slurm_run():
+            code = _pretrain_as_rank(config, folder) if told["pretrain"] else EXIT_OK
+            if code == EXIT_BROKEN:
+                os._exit(code)  # Slurm ends the other tasks, which would wait for this one
+            return code
+        time.sleep(0.5)
+    return EXIT_CRASHED
+
+
+def _slurm_run() -> str:
+    """Names this run of this Slurm job: a requeued job has the same id."""
+    return f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
 def main(data: dict[str, Any], folder: str, cuda_devices: str | None) -> None:

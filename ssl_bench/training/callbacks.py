@@ -180,13 +180,20 @@ class Checkpointer(Callback):
         self.every_steps = every_steps
         self._saved_at = time.monotonic()
         self._stop_signal = 0
+        self._handlers: dict[int, Any] = {}
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """Listen to the signals of schedulers (only possible in the main thread)."""
         self._saved_at = time.monotonic()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, self._on_signal)
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                self._handlers[number] = signal.signal(number, self._on_signal)
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
+        """Leave the signals to whoever had them."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop_signal = number
@@ -197,20 +204,20 @@ class Checkpointer(Callback):
         if trainer.fit_loop._should_accumulate():
             return
         due = step % self.every_steps == 0 if self.every_steps else self._time_is_up()
-        stop = bool(self._stop_signal)
         if is_distributed():
             if step % AGREE_EVERY and not (self.every_steps and due):
                 return
-            flags = torch.tensor([float(due), float(stop)], device=pl_module.device)
+            flags = torch.tensor([int(due), self._stop_signal], device=pl_module.device)
             dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-            due, stop = (bool(flag) for flag in flags.tolist())
-        if due or stop:
+            due, self._stop_signal = bool(flags[0]), int(flags[1])
+        if due or self._stop_signal:
             self.save(trainer)
-        if stop:
+        if self._stop_signal:
             raise InterruptedRunError(
-                f"The run was asked to stop (signal {self._stop_signal or 'on another rank'}) and saved step {step}. "
+                f"The run was asked to stop (signal {self._stop_signal}) and saved step {step}. "
                 "Run the same command again to go on.",
                 step=step,
+                signal_number=self._stop_signal,
             )
 
     def _time_is_up(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
@@ -70,7 +73,7 @@ def build_trainer(
         max_epochs: Epochs to train.
         max_steps: Optimizer steps to train; -1 for no limit.
         precision: "32-true", "bf16-mixed" or "16-mixed".
-        devices: Processes; several on one machine join through torchrun's environment.
+        devices: Processes in all; several join through torchrun's environment or Slurm's.
         accumulate_grad_batches: Micro-steps of one optimizer step.
         callbacks: Lightning callbacks.
         loggers: Lightning loggers beside the curve file.
@@ -78,20 +81,19 @@ def build_trainer(
     """
     cuda = torch.cuda.is_available()
     distributed = devices > 1
+    cluster, nodes = _cluster(devices)
     return lightning.Trainer(
         accelerator="gpu" if cuda else "cpu",
-        devices=devices,
+        devices=devices // nodes,
+        num_nodes=nodes,
         strategy=DDPStrategy(
             process_group_backend="nccl" if cuda else "gloo",
-            cluster_environment=TorchElasticEnvironment()
-            if TorchElasticEnvironment.detect()
-            else LightningEnvironment(),
             broadcast_buffers=False,  # statistics are global already
             gradient_as_bucket_view=True,
         )
         if distributed
         else "auto",
-        plugins=[_GlobalBatchNorm()] if distributed else None,
+        plugins=[cluster, _GlobalBatchNorm()] if distributed else [cluster],
         precision=precision,  # type: ignore[arg-type]
         max_epochs=max_epochs,
         max_steps=max_steps,
@@ -107,6 +109,16 @@ def build_trainer(
         enable_model_summary=False,
         default_root_dir=folder,
     )
+
+
+def _cluster(devices: int) -> tuple[ClusterEnvironment, int]:
+    """Who started the processes of this trial, and on how many machines."""
+    if devices > 1 and TorchElasticEnvironment.detect():
+        return TorchElasticEnvironment(), 1
+    if devices > 1 and int(os.environ.get("SLURM_NTASKS", "1")) == devices:
+        # a job that must stop is requeued by the sweep, once its checkpoint is written
+        return SLURMEnvironment(auto_requeue=False), int(os.environ.get("SLURM_NNODES", "1"))
+    return LightningEnvironment(), 1
 
 
 def pretrain(

@@ -274,13 +274,10 @@ def test_continued_and_regularized_trials_are_rows_of_their_own(tmp_path):
     run(write_study(tmp_path, methods=methods, budget={"epochs": 1, "max_steps": 5}, seeds=[0]))
     rows = pd.read_csv(tmp_path / "results" / "tiny" / "rows.csv", keep_default_na=False)
     byol = rows[(rows["method"] == "byol") & (rows["metric"] == "top1_k20")]
-    assert set(byol["variant"]) == {
-        "continued=false, regularizers=none",
-        "continued=true, regularizers=none",
-        "continued=false, regularizers=variance(weight=0.1, layer=projection)",
+    assert set(zip(byol["regularizers"], byol["variant"], strict=True)) == {
+        ("", "continued=false"),
+        ("", "continued=true"),
+        ("variance", ""),
     }
-    assert (
-        "started from the whole state of trial"
-        in byol.set_index("variant")["trial_note"]["continued=true, regularizers=none"]
-    )
+    assert "started from the whole state of trial" in byol.set_index("variant")["trial_note"]["continued=true"]
     assert "started from the backbone of trial" in rows[rows["method"] == "simclr"]["trial_note"].iloc[0]

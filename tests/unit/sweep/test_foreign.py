@@ -85,7 +85,7 @@ def test_weights_decide_the_rows(tmp_path):
 
 
 def test_a_folder_without_a_backbone_and_a_wrong_argument_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="must hold backbone.json"):
+    with pytest.raises(ConfigError, match=r"must hold backbone\.json"):
         judge(tmp_path, backbone=str(tmp_path))
     with pytest.raises(ConfigError, match="Unknown argument 'paht' of dataset 'image_folder'"):
         judge(tmp_path, dataset_name="image_folder", dataset_arguments={"paht": "x"})
