@@ -10,12 +10,18 @@ from ssl_bench.results import store
 from ssl_bench.results.plots import draw_plots
 from ssl_bench.results.report import report_html
 from ssl_bench.results.rows import collect_rows, rows_text, study_facts
-from ssl_bench.results.tables import comparisons_csv, leaderboard_csv, leaderboard_md, make_leaderboard
+from ssl_bench.results.tables import (
+    comparisons_csv,
+    leaderboard_csv,
+    leaderboard_md,
+    leaderboard_tex,
+    make_leaderboard,
+)
 from ssl_bench.results.trial import read_trials
 
 
 def build_tables(study: Path | str, *, plots: bool = True) -> list[Path]:
-    """Write rows.csv, leaderboard.csv, leaderboard.md, comparisons.csv, plots/*.png and report.html.
+    """Write rows.csv, leaderboard.csv, .md and .tex, comparisons.csv, plots/*.png and report.html.
 
     The files depend on the trial folders alone, byte for byte. Builders of one study wait for each
     other, so that the last one to write has read the newest trials.
@@ -43,6 +49,7 @@ def build_tables(study: Path | str, *, plots: bool = True) -> list[Path]:
         texts = {
             "leaderboard.md": leaderboard_md(board),
             "leaderboard.csv": leaderboard_csv(board),
+            "leaderboard.tex": leaderboard_tex(board),
             "rows.csv": rows_text(rows),
             "comparisons.csv": comparisons_csv(board),
         }

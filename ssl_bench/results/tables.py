@@ -1,4 +1,4 @@
-"""`leaderboard.csv`, `leaderboard.md` and `comparisons.csv`: pure functions from rows to text.
+"""`leaderboard.csv`, `.md` and `.tex`, and `comparisons.csv`: pure functions from rows to text.
 
 The same rows give the same bytes: no clock, no locale, no file order enters.
 """
@@ -170,6 +170,42 @@ def leaderboard_md(board: Leaderboard) -> str:
     parts += _problem_section(board)
     parts += ["## How to read this", "\n".join(f"- {_md(line)}" for line in footer(board))]
     return "\n\n".join(parts) + "\n"
+
+
+def leaderboard_tex(board: Leaderboard) -> str:
+    """The leaderboard as LaTeX tables with booktabs, one a dataset, to be input where the paper wants them."""
+    parts = [f"% {board.study}; needs \\usepackage{{booktabs}}; built from the stored trials, do not edit"]
+    for dataset, table in board.tables.items():
+        names = labels(table)
+        columns = [column for column in board.headline if any(cell.summary(column).n for cell in table)]
+        lines = [
+            " & ".join([_tex(names[cell]), *(_tex_figure(cell.summary(column), column) for column in columns)])
+            for cell in table
+        ]
+        head = " & ".join(["Method", *(_tex(column_title(column)) for column in columns)])
+        seeds = sorted({cell.summary(column).n for cell in table for column in columns} - {0})
+        parts += [
+            "\\begin{table}",
+            f"\\caption{{{_tex(dataset)}: mean $\\pm$ standard deviation over {' or '.join(map(str, seeds))} seeds.}}",
+            f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
+            "\\toprule",
+            f"{head} \\\\",
+            "\\midrule",
+            *(f"{line} \\\\" for line in lines),
+            "\\bottomrule",
+            "\\end{tabular}",
+            "\\end{table}",
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def _tex_figure(summary: Summary, column: str) -> str:
+    return short_figure(summary, column).replace(" (n = 1)", "").replace("±", "$\\pm$").replace("–", "--")
+
+
+def _tex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
 
 
 def footer(board: Leaderboard) -> list[str]:

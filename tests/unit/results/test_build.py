@@ -13,7 +13,7 @@ from ssl_bench.results.build import build_tables
 from .synthetic import METHODS, write_study, write_trial
 
 FEW = {name: METHODS[name] for name in ("random_init", "simclr", "mae")}
-FILES = ["leaderboard.md", "leaderboard.csv", "rows.csv", "comparisons.csv", "report.html"]
+FILES = ["leaderboard.md", "leaderboard.csv", "leaderboard.tex", "rows.csv", "comparisons.csv", "report.html"]
 
 
 def digests(paths, study):

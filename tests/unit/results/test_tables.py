@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 import random
 import re
 
@@ -8,7 +9,7 @@ import pytest
 from ssl_bench.results.aggregate import columns_of, headline_columns, labels, make_cells, over_datasets, ranking_column
 from ssl_bench.results.rows import collect_rows
 from ssl_bench.results.statistics import summarize
-from ssl_bench.results.tables import comparisons_csv, leaderboard_csv, leaderboard_md, make_leaderboard
+from ssl_bench.results.tables import comparisons_csv, leaderboard_csv, leaderboard_md, leaderboard_tex, make_leaderboard
 
 from .synthetic import dump, metric_row, write_study, write_trial
 
@@ -191,3 +192,32 @@ def test_study_without_any_figure_still_has_tables(tmp_path):
     text = leaderboard_md(board_of(tmp_path))
     assert "seed 0 failed: boom" in text
     assert "trial t1 cannot be read" in text
+
+
+def test_added_terms_are_named_and_compared_with_the_row_without(tmp_path):
+    linear_trials(tmp_path, [0.70, 0.72, 0.71])
+    for seed, value in enumerate([0.71, 0.74, 0.72]):
+        folder = write_trial(
+            tmp_path, f"with-{seed}", method="simclr", dataset="d", seed=seed, protocols=("linear",),
+            values={("linear", "top1"): value},
+        )  # fmt: skip
+        config = json.loads((folder / "trial.json").read_text())
+        config["method"]["regularizers"] = [
+            {"name": "t_regs", "version": 1, "weight": 0.1, "layer": "projection", "start_epoch": 0, "arguments": {}}
+        ]
+        dump(folder / "trial.json", config)
+    board = board_of(tmp_path)
+    assert list(labels(board.tables["d"]).values()) == ["simclr + t_regs", "simclr"]
+    text = leaderboard_md(board)
+    # differences 1, 2 and 1 points: mean 4/3, t interval of their own
+    assert re.search(r"\| simclr \+ t_regs \| simclr \| \+1\.33 \| \[-0\.10, \+2\.77\] \| 0\.057 \| 3 \|", text), text
+
+
+def test_tex_holds_every_row_and_escapes_names(tmp_path):
+    linear_trials(tmp_path, [0.70, 0.72], method="moco_v2", dataset="d_1")
+    linear_trials(tmp_path, [0.5, 0.6], method="byol", dataset="d_1")
+    text = leaderboard_tex(board_of(tmp_path))
+    assert "moco\\_v2 & 71.0 $\\pm$ 1.4 \\\\" in text
+    assert "byol & 55.0 $\\pm$ 7.1 \\\\" in text
+    assert "\\caption{d\\_1: mean $\\pm$ standard deviation over 2 seeds.}" in text
+    assert text.count("{") == text.count("}")
