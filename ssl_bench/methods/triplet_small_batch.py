@@ -31,6 +31,9 @@ class TriBYOL(SSLMethod):
     add the symmetric pairs (1, 2) of the first target and (1, 3) of the second, and move the targets in turns; a third
     has the assignment (1, 2, 3) alone. Targets normalize with their own batch, as in BYOL.
 
+    Three online and six target passes a step: with batches of 256 and width 1024 on one CPU core 1.8 (conv4, 28 px)
+    to 2.5 times (ResNet-18, 32 px) the cost of VICReg.
+
     Args:
         backbone: The network to pretrain.
         hidden_dim: Width of the hidden layers of projector and predictor.

@@ -287,7 +287,7 @@ def test_overrides_apply():
         ("simclr", {"pad": 4}, "crop_scale"),
         ("dino_multicrop", {"num_local": -1}, "num_local"),
         ("dino_multicrop", {"num_views": 3}, "Unknown setting 'num_views'"),
-        ("strong_multiview", {"num_views": 0}, "num_views"),
+        ("strong_multiview", {"num_views": 1}, "num_views"),
         ("strong_multiview", {"num_views": 2.0}, "num_views"),
         ("dino_multicrop", {"local_size": 0}, "at least 1 pixel"),
     ],
