@@ -39,6 +39,11 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("study", help="study file or name")
     results(status)
 
+    prune = add("prune", "name the trials that stand in no table of a study any more, and remove them if told to")
+    prune.add_argument("study", help="study file or name")
+    prune.add_argument("--yes", action="store_true", help="remove them")
+    results(prune)
+
     for name, what in (("leaderboard", "and name the files"), ("report", "and name the page to open")):
         board = add(name, f"rebuild the tables, plots and report of a study from its folder, {what}")
         board.add_argument("study", help="study file or name")
@@ -122,6 +127,7 @@ def _study_folder(arguments: argparse.Namespace) -> Path:
 def _status(arguments: argparse.Namespace) -> int:
     from collections import Counter
 
+    from ssl_bench.config import changed_versions
     from ssl_bench.results.rows import study_facts
     from ssl_bench.results.trial import is_locked, progress, read_trials
 
@@ -134,7 +140,10 @@ def _status(arguments: argparse.Namespace) -> int:
             continue
         config: Any = trial.config
         status, detail = trial.status, " ".join(filter(None, (trial.stage, trial.reason)))
-        if status == "running":
+        changed = changed_versions(config) if config else []
+        if changed:
+            status, detail = "stale", f"{'; '.join(changed)}; the next run measures it anew"
+        elif status == "running":
             status = "running" if is_locked(trial.folder) else "interrupted"
             steps = progress(trial.folder) if trial.stage == "pretrain" else None
             if steps:
@@ -145,8 +154,29 @@ def _status(arguments: argparse.Namespace) -> int:
     others = len(trials) - counts.total()
     print(", ".join(f"{number} {status}" for status, number in counts.items()))
     if others:
-        print(f"{others} more of other forms of this study are kept in {folder / 'trials'} and stand in no table")
+        print(f"{others} more of other forms of this study stand in no table; ssl-bench prune {folder.name} lists them")
     return 0 if set(counts) <= {"done", "skipped"} else 1
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    import shutil
+
+    from ssl_bench.results.rows import study_facts
+    from ssl_bench.results.trial import is_locked, read_trials
+
+    folder = _study_folder(arguments)
+    trials = read_trials(folder)
+    present = study_facts(folder).get("trials", [trial.id for trial in trials])
+    unused = [trial for trial in trials if trial.id not in present and not is_locked(trial.folder)]
+    for trial in unused:
+        config: Any = trial.config
+        label = " / ".join(str(config.get(part, {}).get("name", "?")) for part in ("method", "backbone", "dataset"))
+        print(f"{trial.id}  {trial.status:<11} {label} / seed {config.get('seed', '?')}")
+        if arguments.yes:
+            shutil.rmtree(trial.folder)
+    what = "removed" if arguments.yes else "would be removed by --yes"
+    print(f"{len(unused)} of {len(trials)} trials {what}; the others stand in the study's tables")
+    return 0
 
 
 def _leaderboard(arguments: argparse.Namespace) -> int:
