@@ -138,10 +138,10 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
         )
         probes: list[Any] = [OnlineKNN(dataset, config.online_knn_epochs)] if config.online_knn_epochs else []
         loggers: list[Any] = []
-        if "wandb" in config.loggers:
-            from ssl_bench.sweep.loggers import wandb_logger
+        if config.loggers:
+            from ssl_bench.sweep.loggers import build_loggers
 
-            loggers.append(wandb_logger(config, folder))
+            loggers = build_loggers(config, folder)
         notes = [start_from(method, folder.parent / config.init_from)] if config.init_from else []
         summary = pretrain(
             method,

@@ -248,9 +248,10 @@ def test_a_method_is_one_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_wandb_is_offline_without_network_and_has_one_run_a_trial(tmp_path):
+def test_trackers_have_one_run_a_trial_and_wandb_is_offline_without_network(tmp_path):
     methods = [{"name": "supervised", "recipe": {"warmup_epochs": 0.0}}]
-    path = write_study(tmp_path, methods=methods, seeds=[0], budget={"epochs": 1, "max_steps": 20}, loggers=["wandb"])
+    trackers, budget = ["wandb", "tensorboard"], {"epochs": 1, "max_steps": 20}
+    path = write_study(tmp_path, methods=methods, seeds=[0], budget=budget, loggers=trackers)
     ENVIRONMENT["WANDB_MODE"] = "offline"
     try:
         run(path)
@@ -259,6 +260,7 @@ def test_wandb_is_offline_without_network_and_has_one_run_a_trial(tmp_path):
     (trial,) = (tmp_path / "results" / "tiny" / "trials").iterdir()
     (folder,) = (trial / "wandb").glob("offline-run-*")
     assert folder.name.endswith(trial.name), "the run's id is the trial's, so that a retry goes on in it"
+    assert list((trial / "tensorboard").glob("events.*"))
 
 
 @pytest.mark.slow
