@@ -14,7 +14,7 @@ from ssl_bench.losses.common import at_least_float32
 from ssl_bench.losses.reconstruction import masked_mse, normalize_patches, patchify, unpatchify
 from ssl_bench.methods.base import SSLMethod, register_method
 from ssl_bench.nn.backbone import Backbone
-from ssl_bench.nn.backbones.vit import ViT
+from ssl_bench.nn.backbones.vit import ViT, require_vit
 from ssl_bench.nn.masking import num_kept, random_mask
 from ssl_bench.nn.positions import grid_code
 from ssl_bench.nn.transformer import Block, init_transformer
@@ -72,12 +72,8 @@ class MAE(SSLMethod):
         normalize_target: bool = True,
     ) -> None:
         super().__init__(backbone)
-        if not isinstance(backbone, ViT):
-            raise ConfigError(
-                f"MAE encodes the visible patches alone, which only this package's ViTs can, got {backbone.name!r}. "
-                "Choose vit_micro, vit_tiny, vit_small or vit_base as this method's backbone in the study."
-            )
-        num_kept(backbone.num_patches, mask_ratio)  # refuses a ratio that leaves nothing before training
+        vit = require_vit(backbone, "MAE")
+        num_kept(vit.num_patches, mask_ratio)  # refuses a ratio that leaves nothing before training
         if decoder_width % 4 or decoder_width % decoder_heads:
             raise ConfigError(
                 f"`decoder_width` must be a multiple of 4 and of decoder_heads, got {decoder_width} with "
@@ -85,16 +81,16 @@ class MAE(SSLMethod):
             )
         self.mask_ratio = mask_ratio
         self.normalize_target = normalize_target
-        self.decoder_embed = nn.Linear(backbone.width, decoder_width)
+        self.decoder_embed = nn.Linear(vit.width, decoder_width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder_width))
         self.decoder = nn.Sequential(*(Block(decoder_width, decoder_heads) for _ in range(decoder_depth)))
         self.decoder_norm = nn.LayerNorm(decoder_width, eps=1e-6)
-        channels = backbone.patch_embed.in_channels
-        self.decoder_head = nn.Linear(decoder_width, backbone.patch_size**2 * channels)
+        channels = vit.patch_embed.in_channels
+        self.decoder_head = nn.Linear(decoder_width, vit.patch_size**2 * channels)
         for part in (self.decoder_embed, self.decoder, self.decoder_head):
             init_transformer(part)
         nn.init.normal_(self.mask_token, std=0.02)
-        code = grid_code(decoder_width, backbone.grid, backbone.grid)
+        code = grid_code(decoder_width, vit.grid, vit.grid)
         self.register_buffer("decoder_positions", torch.cat([torch.zeros(1, decoder_width), code]), persistent=False)
 
     def predict(self, images: Tensor, keep: Tensor) -> Tensor:

@@ -131,6 +131,11 @@ def mae(size: int, small: bool) -> tuple[ViewSpec, ...]:
     return (ViewSpec(size=size, crop_scale=(0.08, 1.0) if small else (0.2, 1.0)),)
 
 
+def simmim(size: int, small: bool) -> tuple[ViewSpec, ...]:
+    """One view with a mild crop and flip (Xie et al. 2022)."""
+    return (ViewSpec(size=size, crop_scale=(0.67, 1.0)),)
+
+
 def supervised(size: int, small: bool) -> tuple[ViewSpec, ...]:
     """One view: zero-padded crop on small images, random resized crop on large ones; flip."""
     if small:
@@ -154,6 +159,7 @@ VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "swav_multicrop": swav_multicrop,
     "strong_weak": strong_weak,
     "mae": mae,
+    "simmim": simmim,
     "supervised": supervised,
     "eval": evaluation,
 }

@@ -20,6 +20,7 @@ from ssl_bench.methods.mae import MAE
 from ssl_bench.nn.backbone import build_backbone
 from ssl_bench.nn.masking import random_mask
 from ssl_bench.records import Batch
+from tests.reference.transformer import block, code_2d, layer_norm
 
 TARGET = [[0, 1, 2, 3], [1, 1, 1, 1], [4, 2, 0, 2], [-1, 0, 1, 2]]
 PREDICTION = [[0, 0, 0, 0], [1, 0, 0, 0], [0.5, 0.5, -0.5, -0.5], [1, 1, 1, 1]]
@@ -45,50 +46,6 @@ def make_batch(num: int = 4, epoch: int = 0) -> Batch:
 
 
 # ---- the oracle ---------------------------------------------------------------------------------
-
-
-def code_1d(position: int, width: int) -> list[float]:
-    omegas = [10000 ** (-i / (width / 2)) for i in range(width // 2)]
-    return [math.sin(position * w) for w in omegas] + [math.cos(position * w) for w in omegas]
-
-
-def code_2d(row: int, column: int, width: int) -> np.ndarray:
-    return np.array(code_1d(column, width // 2) + code_1d(row, width // 2))
-
-
-def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    mean = sum(x) / len(x)
-    variance = sum((v - mean) ** 2 for v in x) / len(x)
-    return (x - mean) / math.sqrt(variance + 1e-6) * weight + bias
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x])
-
-
-def block(tokens: list[np.ndarray], state: dict[str, np.ndarray], prefix: str, heads: int) -> list[np.ndarray]:
-    def parameters(name: str) -> tuple[np.ndarray, np.ndarray]:
-        return state[f"{prefix}.{name}.weight"], state[f"{prefix}.{name}.bias"]
-
-    width = len(tokens[0])
-    size = width // heads
-    weight, bias = parameters("qkv")
-    qkv = [weight @ layer_norm(x, *parameters("norm1")) + bias for x in tokens]
-    out = []
-    for i, x in enumerate(tokens):
-        mixed = np.zeros(width)
-        for h in range(heads):
-            q = qkv[i][h * size : (h + 1) * size]
-            keys = [v[width + h * size : width + (h + 1) * size] for v in qkv]
-            values = [v[2 * width + h * size : 2 * width + (h + 1) * size] for v in qkv]
-            shares = np.array([math.exp(q @ k / math.sqrt(size)) for k in keys])
-            shares /= shares.sum()
-            mixed[h * size : (h + 1) * size] = sum(s * v for s, v in zip(shares, values, strict=True))
-        weight, bias = parameters("proj")
-        y = x + weight @ mixed + bias
-        (w1, b1), (w2, b2) = parameters("mlp.0"), parameters("mlp.2")
-        out.append(y + w2 @ gelu(w1 @ layer_norm(y, *parameters("norm2")) + b1) + b2)
-    return out
 
 
 def oracle_loss(method: MAE, images: np.ndarray, visible: list[list[int]], normalize: bool) -> float:

@@ -187,6 +187,24 @@ class ViT(Backbone):
         return feature_map
 
 
+def require_vit(backbone: Backbone, method: str) -> ViT:
+    """The backbone, if it is one of this package's ViTs.
+
+    Args:
+        backbone: The study's backbone.
+        method: Name of the method that works on patch tokens, for the message.
+
+    Raises:
+        ConfigError: If it is another network.
+    """
+    if not isinstance(backbone, ViT):
+        raise ConfigError(
+            f"{method} works on patch tokens, which only this package's ViTs give, got {backbone.name!r}. Choose "
+            "vit_micro, vit_tiny, vit_small or vit_base as this method's backbone in the study."
+        )
+    return backbone
+
+
 @register_backbone("vit_micro", version=1)
 class ViTMicro(ViT):
     """A ViT for CPU-sized studies: width 96, 4 blocks, 3 heads, patch 4 on small images."""

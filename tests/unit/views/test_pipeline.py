@@ -90,6 +90,7 @@ def one_view_by_torchvision(image: torch.Tensor, key: torch.Tensor, spec: ViewSp
         ("strong_multiview", 28, 1, {"num_views": 2}),
         ("vicreg_symmetric", 32, 3, {}),
         ("mae", 32, 3, {}),
+        ("simmim", 32, 3, {}),
         ("supervised", 32, 3, {}),
         ("supervised", 28, 1, {}),
         ("eval", 32, 3, {}),
