@@ -34,8 +34,8 @@ class SimSiam(SSLMethod):
 
     recipes = {
         "small": Recipe(
-            views="simclr", optimizer="sgd", base_lr=0.1, weight_decay=5e-4, warmup_epochs=0, epochs=8,
-            global_batch_size=128, source="ours, a plain default that was not tuned",
+            views="simclr", optimizer="adam", base_lr=1.2e-2, weight_decay=1e-6, warmup_epochs=0.5, epochs=8,
+            global_batch_size=64, source="ours, a few settings tried on validation",
         ),
         "cifar": Recipe(
             views="simclr", optimizer="sgd", base_lr=0.03, weight_decay=5e-4, exclude_bias_and_norm=False,
