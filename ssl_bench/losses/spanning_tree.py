@@ -57,10 +57,12 @@ def spanning_tree_entropy(z: Tensor) -> Tensor:
         squares = x.square().sum(1)
         distances = squares[:, None] + squares - 2 * x @ x.T
     i, j = minimum_spanning_tree(distances)
-    return -torch.linalg.vector_norm(z[i] - z[j], dim=1).sum() / len(z)
+    lengths: Tensor = torch.linalg.vector_norm(z[i] - z[j], dim=1)
+    return -lengths.sum() / len(z)
 
 
 @full_precision
 def unit_norm_penalty(z: Tensor) -> Tensor:
     """L_S: mean squared deviation of the rows' norms from 1, (N, P) to a scalar."""
-    return (torch.linalg.vector_norm(z, dim=1) - 1).square().mean()
+    norms: Tensor = torch.linalg.vector_norm(z, dim=1)
+    return (norms - 1).square().mean()

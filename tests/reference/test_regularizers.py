@@ -14,6 +14,8 @@ from ssl_bench.methods._build import build_method
 from ssl_bench.nn.backbone import build_backbone
 from ssl_bench.regularizers import REGULARIZERS
 from ssl_bench.regularizers.dispersive import Dispersive
+from ssl_bench.regularizers.e2mc import E2MC
+from ssl_bench.regularizers.ldreg import LDReg
 from ssl_bench.regularizers.variance import Variance
 from ssl_bench.sweep.plan import plan
 from tests.distributed_harness import run_on_ranks
@@ -111,6 +113,18 @@ def test_dispersive_is_zero_at_collapse_and_bounded_by_the_log_of_the_batch():
     z = randn(5, 2)
     Dispersive()((z,)).backward()
     torch.testing.assert_close(z.grad.sum(0), torch.zeros(2).double(), rtol=0, atol=1e-14)
+
+
+def test_ldreg_equals_the_hand_computed_value():
+    points = torch.tensor([[0.0], [1.0], [3.0], [7.0], [15.0]], dtype=torch.float64)
+    assert LDReg(k=2)((points[:2], points[2:])).item() == pytest.approx(-1.3240146413, abs=1e-9)
+    assert LDReg(k=3, norm="l2")((points,)).item() == pytest.approx(-1.0395366350, abs=1e-9)
+
+
+def test_e2mc_equals_the_hand_computed_value():
+    z = torch.tensor([[-1, 0.5], [0, 2], [1, -0.5], [2, 0]], dtype=torch.float64)
+    one = 25 * 0.0009577408 + 0.1111449645
+    assert E2MC()((z, z)).item() == pytest.approx(2 * one, abs=1e-7)
 
 
 def test_term_is_added_to_the_loss_with_its_weight():
