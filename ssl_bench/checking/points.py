@@ -82,10 +82,12 @@ def make_batch(name: str, dataset: Dataset, views: ViewPipeline, num: int = 16, 
 
 
 def check_builds(name: str, dataset: Dataset) -> str:
-    """Point 1."""
+    """Point 1; on the meta device too, as a study builds a method to check its arguments before anything runs."""
     recipe, views = make_views(name, dataset)
     for kind in kinds_of(name):
         make_method(name, kind, dataset, views.num_views)
+        with torch.device("meta"):
+            make_method(name, kind, dataset, views.num_views)
     arguments = METHODS.get(name).default_arguments(dataset.family)
     stored = yaml.safe_load(
         yaml.safe_dump({"arguments": _plain(arguments), "recipe": _plain(dataclasses.asdict(recipe))})

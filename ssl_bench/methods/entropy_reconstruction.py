@@ -28,9 +28,12 @@ def log_normalizer(kappa: float, dim: int) -> float:
     The code adds 1e-7 to the Bessel value first, which hides it from a few dozen features on.
     """
     order = dim / 2 - 1
-    m = torch.arange(2 * math.ceil(kappa) + 50, dtype=torch.float64)  # the largest term is before kappa / 2
-    terms = (2 * m + order) * math.log(kappa / 2) - torch.lgamma(m + 1) - torch.lgamma(m + order + 1)
-    return dim / 2 * math.log(2 * math.pi) - order * math.log(kappa) + float(terms.logsumexp(0))
+    terms = [
+        (2 * m + order) * math.log(kappa / 2) - math.lgamma(m + 1) - math.lgamma(m + order + 1)
+        for m in range(2 * math.ceil(kappa) + 50)  # the largest term is before kappa / 2
+    ]
+    log_bessel = max(terms) + math.log(math.fsum(math.exp(term - max(terms)) for term in terms))
+    return dim / 2 * math.log(2 * math.pi) - order * math.log(kappa) + log_bessel
 
 
 @full_precision
