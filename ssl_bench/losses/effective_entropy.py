@@ -32,7 +32,7 @@ def marginal_entropy(u: Tensor) -> Tensor:
     """
     num = len(u)
     m = round(math.sqrt(num))
-    ordered = u.T.sort(dim=1).values
+    ordered = u.T.contiguous().sort(dim=1).values  # rows sort several times faster than columns on a CPU
     spacings = ordered[:, m:] - ordered[:, :-m]
     return torch.log((num + 1) / m * spacings + EPS).mean()
 

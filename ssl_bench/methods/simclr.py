@@ -5,6 +5,8 @@ Source: Chen et al. 2020, arXiv 2002.05709, and its official TF2 code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -65,7 +67,11 @@ class SimCLR(SSLMethod):
 
     def loss(self, views: tuple[Tensor, ...], batch: Batch) -> LossOutput:
         """NT-Xent over the global batch."""
-        z_a, z_b = (self.projector(self.backbone(view)) for view in views)  # (B, P) each
+        return self.contrast([self.backbone(view) for view in views])
+
+    def contrast(self, embeddings: Sequence[Tensor]) -> LossOutput:
+        """NT-Xent of the projections of two views' embeddings, (B, D) each."""
+        z_a, z_b = (self.projector(h) for h in embeddings)  # (B, P) each
         all_a, all_b = gather_with_grad(z_a), gather_with_grad(z_b)  # (N, P) each
         offset = local_slice(len(z_a), z_a.device).start
         total = batch_mean(nt_xent(z_a, z_b, all_a, all_b, temperature=self.temperature, offset=offset))
