@@ -21,6 +21,7 @@ CATALOG: dict[str, Registry[object]] = {kind: Registry(kind, package) for kind, 
 def changed_versions(trial: Mapping[str, Any]) -> list[str]:
     """What a stored trial (the content of trial.json) was made with and has another version now, or is gone."""
     parts = [(kind, trial[kind]) for kind in ("dataset", "method", "backbone")]
+    parts += [("method", {"name": n, "version": v}) for n, v in trial["method"].get("extends", {}).items()]
     parts += [("regularizer", part) for part in trial["method"].get("regularizers", ())]
     parts += [("protocol", part) for part in trial["protocols"]]
     found = []

@@ -56,9 +56,8 @@ class TrialConfig:
     @property
     def id(self) -> str:
         """Content hash of the identity; names the trial's folder."""
-        method = {
-            key: self.method[key] for key in ("name", "version", "arguments", "regularizers") if key in self.method
-        }
+        parts = ("name", "version", "arguments", "regularizers", "extends")
+        method = {key: self.method[key] for key in parts if key in self.method}
         recipe = {key: value for key, value in (self.recipe or {}).items() if key != "source"}
         views = {key: value for key, value in (self.views or {}).items() if key != "overrides"}  # the specs have them
         identity = {

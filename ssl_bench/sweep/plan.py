@@ -141,6 +141,9 @@ def _trial(
         skip = f"{entry.name} runs on backbones of kind {kinds}, but {backbone.name} is a {network.kind}"
         if spec.backbone is not None:
             raise ConfigError(f"{skip}. Give {where} another `backbone`.")
+    # a method that extends another changes its numbers with it
+    bases = [vars(base)["registry_entry"] for base in cls.__mro__[1:] if "registry_entry" in vars(base)]
+    extends = {base.name: base.version for base in bases}
     recipe: dict[str, Any] | None = None
     views: dict[str, Any] | None = None
     budget: dict[str, Any] = {"epochs": 0}
@@ -181,6 +184,7 @@ def _trial(
             "family": entry.metadata.get("family", ""),
             "uses_labels": cls.uses_labels,
             **({"regularizers": plain(regularizers)} if regularizers else {}),
+            **({"extends": extends} if extends else {}),
         },
         backbone=backbone_facts,
         recipe=plain(recipe),
