@@ -151,6 +151,11 @@ def _trial(
         settings = {key: value for key, value in study.budget.model_dump().items() if value is not None}
         max_steps = settings.pop("max_steps", None)
         full = _recipe(cls.default_recipe(dataset.family), {**settings, **spec.recipe}, where)
+        if full.warmup_epochs >= full.epochs:
+            raise ConfigError(
+                f"`warmup_epochs` must be shorter than the training, got {full.warmup_epochs:g} of {full.epochs} epochs "
+                f"for {where}. Lower its recipe.warmup_epochs in the study, or raise budget.epochs."
+            )
         pipeline = build_views(
             full.views,
             image_size=dataset.image_size,

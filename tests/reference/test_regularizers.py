@@ -197,6 +197,7 @@ def test_continued_trial_starts_from_the_same_seed():
         ({"regularizers": [{"name": "variance", "weight": 0}]}, "greater than 0"),
         ({"regularizers": [{"name": "variance", "weight": 1, "arguments": {"flor": 1}}]}, "floor"),
         ({"init_from": "simclr"}, "must name one method that stands before"),
+        ({"recipe": {"warmup_epochs": 8}}, "must be shorter than the training, got 8 of 8 epochs"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(entry, message):
