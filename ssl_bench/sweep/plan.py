@@ -153,8 +153,8 @@ def _trial(
         full = _recipe(cls.default_recipe(dataset.family), {**settings, **spec.recipe}, where)
         if full.warmup_epochs >= full.epochs:
             raise ConfigError(
-                f"`warmup_epochs` must be shorter than the training, got {full.warmup_epochs:g} of {full.epochs} epochs "
-                f"for {where}. Lower its recipe.warmup_epochs in the study, or raise budget.epochs."
+                f"`warmup_epochs` must be shorter than the training, got {full.warmup_epochs:g} of {full.epochs} "
+                f"epochs for {where}. Lower its recipe.warmup_epochs in the study, or raise budget.epochs."
             )
         pipeline = build_views(
             full.views,
