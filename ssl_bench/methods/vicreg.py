@@ -70,7 +70,14 @@ class VICReg(SSLMethod):
 
     def loss(self, views: tuple[Tensor, ...], batch: Batch) -> LossOutput:
         """The same global loss on every rank."""
-        z_a, z_b = (at_least_float32(gather_with_grad(self.projector(self.backbone(view)))) for view in views)  # (N, P)
+        return self.criterion(*self.projections(views))
+
+    def projections(self, views: tuple[Tensor, ...]) -> list[Tensor]:
+        """Projections of every view over the global batch, (N, P) each."""
+        return [at_least_float32(gather_with_grad(self.projector(self.backbone(view)))) for view in views]
+
+    def criterion(self, z_a: Tensor, z_b: Tensor) -> LossOutput:
+        """The loss of two views' projections, (N, P) each."""
         invariance = (z_a - z_b).square().mean()
         variance = (hinge_std(z_a) + hinge_std(z_b)) / 2
         covariance = covariance_penalty(z_a) + covariance_penalty(z_b)
