@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ssl_bench.distributed import is_distributed
 from ssl_bench.errors import ConfigError
 from ssl_bench.nn.backbone import Backbone
+from ssl_bench.nn.modes import evaluation_mode
 from ssl_bench.optim import ParameterGroup, apply_schedule, build_optimizer
 from ssl_bench.records import Batch, LossOutput, Recipe
 from ssl_bench.registry import Entry, Registry
@@ -118,15 +119,9 @@ class SSLMethod(lightning.LightningModule):
     @torch.no_grad()
     def embed(self, images: Tensor) -> Tensor:
         """Embeddings (B, D) in evaluation mode, without gradient; the mode is restored afterwards."""
-        network = self.evaluation_backbone
-        modes = [(module, module.training) for module in network.modules()]
-        network.eval()
-        try:
-            embedding: Tensor = network(images)
+        with evaluation_mode(self.evaluation_backbone):
+            embedding: Tensor = self.evaluation_backbone(images)
             return embedding
-        finally:
-            for module, training in modes:
-                module.training = training
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Named parameters that the optimizer updates."""

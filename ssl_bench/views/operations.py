@@ -4,7 +4,8 @@ Images are planes: float32 in [0, 1], shape (C, B, H, W). With the channel first
 and every slice of samples runs over contiguous memory. Each function equals torchvision's operation on float
 tensors given the same parameters; parameters have shape (B,). A trailing underscore: the planes are overwritten.
 
-No function moves data between device and host, and no sample's result depends on its batch mates.
+No function moves data between device and host, and no sample's result depends on its batch mates, but on the
+image whose style it takes.
 """
 
 from __future__ import annotations
@@ -168,3 +169,29 @@ def gaussian_blur(planes: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
 def solarize(planes: Tensor, threshold: float) -> Tensor:
     """Invert every value at or above the threshold."""
     return torch.where(planes >= threshold, 1 - planes, planes)
+
+
+def standardize_styles(planes: Tensor, style: Tensor, area: Tensor) -> Tensor:
+    """Give every image the low-frequency amplitudes of one image; phases and other amplitudes stay its own.
+
+    Low are the frequencies of at most sqrt(area) / 2 cycles a pixel on either axis: a window that is symmetric under
+    k -> -k, so that the result is real, and covers about the share `area` of the spectrum.
+    Source: Scalbert et al. 2024 (Batch Styles Standardization), arXiv 2303.06088.
+
+    Args:
+        planes: Images, (C, B, H, W).
+        style: The image whose amplitudes are taken, (C, H, W).
+        area: Share of the spectrum, in [0, 1], a scalar; 0 leaves the images as they are.
+
+    Returns:
+        Planes, (C, B, H, W), which may leave [0, 1].
+    """
+    height, width = planes.shape[2:]
+    down = torch.fft.fftfreq(height, device=planes.device, dtype=planes.dtype).abs()
+    across = torch.fft.rfftfreq(width, device=planes.device, dtype=planes.dtype)
+    low = (torch.maximum(down[:, None], across) <= area.sqrt() / 2) & (area > 0)
+    spectrum = torch.fft.rfft2(planes)
+    amplitude = torch.fft.rfft2(style).abs()[:, None].expand_as(spectrum)
+    spectrum = torch.where(low, torch.polar(amplitude, spectrum.angle()), spectrum)
+    result: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
+    return result

@@ -13,8 +13,9 @@ import torchvision.transforms.v2.functional as TF
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 
+from ssl_bench.distributed import gather
 from ssl_bench.errors import ConfigError, DataError
-from ssl_bench.random import sample_keys
+from ssl_bench.random import sample_keys, uniform
 from ssl_bench.records import Batch
 from ssl_bench.views import operations as ops
 from ssl_bench.views import parameters as draw
@@ -29,6 +30,11 @@ class ViewSpec:
     `crop_scale` None takes the whole image (resized to `size` if need be); `pad` instead crops `size` pixels
     out of the image padded with zeros. The color jitter's order is random for each sample.
 
+    `style_area` (low, high) switches batch styles standardization on (Scalbert et al. 2024): after the crop, all images
+    of the global batch take the low-frequency amplitudes of one of them, of a share ~ U(low, high) of the spectrum.
+    Image and share are drawn anew for each step and view. The paper's range of shares was not at hand; [0.02, 1] is
+    a start.
+
     Raises:
         ConfigError: If a value is out of its range.
     """
@@ -39,6 +45,7 @@ class ViewSpec:
     pad: int = 0
     interpolation: str = "bicubic"
     flip_probability: float = 0.5
+    style_area: tuple[float, float] | None = None
     jitter_probability: float = 0.0
     brightness: float = 0.0
     contrast: float = 0.0
@@ -69,6 +76,9 @@ class ViewSpec:
             "`interpolation` must be bicubic or bilinear",
             self.interpolation,
         )
+        if self.style_area is not None:
+            low, high = self.style_area
+            need(0 <= low <= high <= 1, "`style_area` must be (low, high) with 0 <= low <= high <= 1", self.style_area)
         for name in ("flip", "jitter", "gray", "blur", "solarize"):
             value = getattr(self, f"{name}_probability")
             need(0 <= value <= 1, f"`{name}_probability` must be in [0, 1]", value)
@@ -96,7 +106,8 @@ class ViewPipeline:
     """Makes the views of a batch; each is a function of (seed, epoch, sample index, view) alone.
 
     On a CPU a view is bitwise the same whatever the batch, its order and the number of threads; between devices
-    it is the same up to rounding. On other devices nothing waits for the device.
+    it is the same up to rounding. On other devices nothing waits for the device. A view with `style_area` also depends
+    on which samples are in the global batch, but not on their order or ranks; all ranks must make it together.
 
     Args:
         name: Name of the recipe.
@@ -143,7 +154,7 @@ class ViewPipeline:
         """Everything that decides the views, and what was left out for one-channel images; JSON types."""
         facts = {
             "name": self.name,
-            "specs": [dataclasses.asdict(spec) for spec in self.specs],
+            "specs": [_facts(spec) for spec in self.specs],
             "mean": self.mean,
             "std": self.std,
             "skipped": self.skipped,
@@ -198,17 +209,23 @@ class ViewPipeline:
         u = draw.named(numbers)
         flip = (u["flip"] < spec.flip_probability).float()
         box = None if cropped else self._box(keys, u, spec, *images.shape[2:])
+
+        def crop(part: slice | Tensor) -> Tensor:
+            own = images[part] if order is None else images.index_select(0, order[part])
+            if box is None:
+                return ops.to_planes(own)
+            own = torch.nn.functional.pad(own, (spec.pad,) * 4) if spec.pad else own
+            bicubic = spec.interpolation == "bicubic"
+            return ops.resized_crop(own, box[:, part], flip[part], spec.size, bicubic=bicubic)
+
+        style = None if spec.style_area is None else self._style(batch, v, spec.style_area, order, crop)
         chunk = max(1, CHUNK_PIXELS // spec.size**2) if subset else max(1, len(keys))
         out = torch.empty(len(keys), self.channels, spec.size, spec.size, device=keys.device)
         for start in range(0, len(keys), chunk):
             part = slice(start, start + chunk)
-            own = images[part] if order is None else images.index_select(0, order[part])
-            if box is None:
-                planes = ops.to_planes(own)
-            else:
-                own = torch.nn.functional.pad(own, (spec.pad,) * 4) if spec.pad else own
-                bicubic = spec.interpolation == "bicubic"
-                planes = ops.resized_crop(own, box[:, part], flip[part], spec.size, bicubic=bicubic)
+            planes = crop(part)
+            if style is not None:
+                planes = ops.standardize_styles(planes, *style).clamp_(0, 1)
             if jitter is not None:
                 limits = None if bounds is None else [min(max(b - start, 0), planes.shape[1]) for b in bounds]
                 _apply_jitter(planes, jitter, part, limits)
@@ -220,6 +237,22 @@ class ViewPipeline:
             else:
                 out.index_copy_(0, order[part], planes.transpose(0, 1))
         return out
+
+    @staticmethod
+    def _style(
+        batch: Batch, v: int, limits: tuple[float, float], order: Tensor | None, crop: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The crop whose style view v of the global batch takes, (C, size, size), and the share of the spectrum.
+
+        It is that of the sample with the smallest key: each rank offers its own smallest, all choose among them.
+        """
+        keys = sample_keys(batch.seed, batch.epoch, batch.index, f"view{v}/style")
+        keys = keys if order is None else keys[order]
+        own = keys.argmin(0, keepdim=True)
+        offered, crops = gather(keys[own]), gather(crop(own).transpose(0, 1))  # (ranks,), (ranks, C, size, size)
+        first = offered.argmin(0, keepdim=True)
+        area = draw.between(uniform(offered[first], 1, "area")[0, 0], *limits)
+        return crops.index_select(0, first)[0], area
 
     @staticmethod
     def _box(keys: Tensor, u: dict[str, Tensor], spec: ViewSpec, height: int, width: int) -> Tensor | None:
@@ -264,6 +297,12 @@ class ViewPipeline:
                 crop = TF.horizontal_flip(crop)
             crops.append(crop.contiguous())
         return tuple(crops)
+
+
+def _facts(spec: ViewSpec) -> dict[str, Any]:
+    """All fields, less the style's where it is off: descriptions from before it existed stay what they were."""
+    facts = dataclasses.asdict(spec)
+    return facts if spec.style_area else {key: value for key, value in facts.items() if key != "style_area"}
 
 
 @contextlib.contextmanager

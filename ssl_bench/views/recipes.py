@@ -70,6 +70,12 @@ def strong_multiview(size: int, small: bool, num_views: int = 4) -> tuple[ViewSp
     return (_simclr_view(size, small, blur_probability=0.0, **strength),) * num_views
 
 
+def ssole(size: int, small: bool, num_views: int = 4) -> tuple[ViewSpec, ...]:
+    """`num_views` views with SimCLR's full color strength, each solarized at times (Huang et al. 2025)."""
+    strength = dict.fromkeys(("brightness", "contrast", "saturation"), 0.8) | {"hue": 0.2}
+    return (_simclr_view(size, small, crop_scale=(0.14, 1.0), solarize_probability=0.2, **strength),) * num_views
+
+
 def simclr_asymmetric(size: int, small: bool) -> tuple[ViewSpec, ...]:
     """BYOL's pair (Grill et al. 2020): only the second view is solarized; blur 1.0 and 0.1 on large images."""
     return (_byol_view(size, small, second=False), _byol_view(size, small, second=True))
@@ -136,6 +142,17 @@ def simmim(size: int, small: bool) -> tuple[ViewSpec, ...]:
     return (ViewSpec(size=size, crop_scale=(0.67, 1.0)),)
 
 
+def ijepa(size: int, small: bool) -> tuple[ViewSpec, ...]:
+    """One view with crop only (Assran et al. 2023)."""
+    return (ViewSpec(size=size, crop_scale=(0.3, 1.0), flip_probability=0.0),)
+
+
+def diet(size: int, small: bool) -> tuple[ViewSpec, ...]:
+    """One view with rare jitter, and rare blur on large images (a public script of DIET; without its erasing)."""
+    jitter = {"jitter_probability": 0.3, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.2}
+    return (_simclr_view(size, small, blur_probability=0.0 if small else 0.2, **jitter),)
+
+
 def supervised(size: int, small: bool) -> tuple[ViewSpec, ...]:
     """One view: zero-padded crop on small images, random resized crop on large ones; flip."""
     if small:
@@ -153,6 +170,7 @@ VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "simclr_three": simclr_three,
     "simclr_and_image": simclr_and_image,
     "strong_multiview": strong_multiview,
+    "ssole": ssole,
     "simclr_asymmetric": simclr_asymmetric,
     "vicreg_symmetric": vicreg_symmetric,
     "dino_multicrop": dino_multicrop,
@@ -160,6 +178,8 @@ VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "strong_weak": strong_weak,
     "mae": mae,
     "simmim": simmim,
+    "ijepa": ijepa,
+    "diet": diet,
     "supervised": supervised,
     "eval": evaluation,
 }
@@ -185,7 +205,7 @@ def build_views(
         std: Standard deviation of each channel.
         overrides: Fields of `ViewSpec` to set in every view. Multi-crop recipes also take `num_local`,
             `local_size` and `local_crop_scale`; there `crop_scale` is that of the two global views.
-            "strong_multiview" also takes `num_views`.
+            "strong_multiview" and "ssole" also take `num_views`.
 
     Raises:
         ConfigError: If the recipe or an override is unknown or has no meaning there.

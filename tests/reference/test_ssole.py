@@ -8,6 +8,7 @@ import torch
 
 from ssl_bench.errors import ConfigError
 from ssl_bench.methods.ssole import high_rank_term, low_rank_terms, nuclear_norm
+from ssl_bench.views import build_views
 from tests.reference.tiny import EXACT, bare_method, empty_batch, randn, tiny_batch, tiny_method
 
 TWO = torch.tensor([[[1, 0, 0], [0.6, 0.8, 0]], [[0, 1, 0], [0, 0.8, 0.6]]], dtype=torch.float64)  # image, view
@@ -82,6 +83,16 @@ def test_mean_of_the_views_gets_no_gradient():
     torch.testing.assert_close(one, y.grad, **EXACT)
 
 
+def test_the_direction_in_which_deviations_vanish_gets_no_gradient():
+    # nearly equal views in float32: the true gradient of an image's views, r U V^T of rank 2, sums to 0 over them
+    z = torch.nn.functional.normalize(torch.ones(3, 5) + 0.01 * randn(3, 5).detach().float(), dim=1)[None]
+    z.requires_grad_()
+    low_rank_terms(z).sum().backward()
+    assert z.grad.norm() > 1e-3
+    # float32 entries of at most the norm are rounded to 2^-24 of it, three are summed
+    assert z.grad.sum(1).abs().max() < 3 * 2**-24 * z.grad.norm()
+
+
 def test_collapse_orthonormal_images_and_equal_views_have_finite_gradients():
     same = torch.zeros(4, 2, 5, dtype=torch.float64)
     same[..., 0] = 1
@@ -123,3 +134,13 @@ def test_method_is_the_formula_of_its_projections():
     z = torch.stack([method.projector(method.backbone(view)) for view in batch.views], 1)
     z = z / z.norm(dim=-1, keepdim=True)
     torch.testing.assert_close(method.loss(batch.views, batch).total.item(), oracle(z)[2], **EXACT)
+
+
+def test_views_are_those_of_the_official_configuration():
+    facts = {"channels": 3, "mean": (0.5,) * 3, "std": (0.25,) * 3}
+    view = build_views("ssole", image_size=224, **facts).specs[0]
+    assert (view.crop_scale, view.flip_probability, view.gray_probability) == ((0.14, 1.0), 0.5, 0.2)
+    assert (view.jitter_probability, view.brightness, view.contrast, view.saturation, view.hue) == (0.8,) * 4 + (0.2,)
+    assert (view.blur_probability, view.solarize_probability) == (0.5, 0.2)
+    assert build_views("ssole", image_size=224, **facts).specs == (view,) * 4
+    assert build_views("ssole", image_size=224, overrides={"num_views": 8}, **facts).num_views == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,29 +27,38 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x])
 
 
-def block(tokens: list[np.ndarray], state: dict[str, np.ndarray], prefix: str, heads: int) -> list[np.ndarray]:
-    def parameters(name: str) -> tuple[np.ndarray, np.ndarray]:
-        return state[f"{prefix}.{name}.weight"], state[f"{prefix}.{name}.bias"]
-
-    width = len(tokens[0])
-    size = width // heads
-    weight, bias = parameters("qkv")
-    qkv = [weight @ layer_norm(x, *parameters("norm1")) + bias for x in tokens]
+def attention(
+    queries: Sequence[np.ndarray], keys: Sequence[np.ndarray], values: Sequence[np.ndarray], heads: int
+) -> list[np.ndarray]:
+    """Values mixed by softmax(q . k / sqrt(width of a head)), head by head."""
+    size = len(queries[0]) // heads
     out = []
-    for i, x in enumerate(tokens):
-        mixed = np.zeros(width)
+    for query in queries:
+        mixed = np.zeros(len(query))
         for h in range(heads):
-            q = qkv[i][h * size : (h + 1) * size]
-            keys = [v[width + h * size : width + (h + 1) * size] for v in qkv]
-            values = [v[2 * width + h * size : 2 * width + (h + 1) * size] for v in qkv]
-            shares = np.array([math.exp(q @ k / math.sqrt(size)) for k in keys])
+            own = slice(h * size, (h + 1) * size)
+            shares = np.array([math.exp(query[own] @ key[own] / math.sqrt(size)) for key in keys])
             shares /= shares.sum()
-            mixed[h * size : (h + 1) * size] = sum(s * v for s, v in zip(shares, values, strict=True))
-        weight, bias = parameters("proj")
-        y = x + weight @ mixed + bias
-        (w1, b1), (w2, b2) = parameters("mlp.0"), parameters("mlp.2")
-        out.append(y + w2 @ gelu(w1 @ layer_norm(y, *parameters("norm2")) + b1) + b2)
+            mixed[own] = sum(s * v[own] for s, v in zip(shares, values, strict=True))
+        out.append(mixed)
     return out
+
+
+def mlp(x: np.ndarray, state: dict[str, np.ndarray], prefix: str) -> np.ndarray:
+    """The second half of a pre-norm block."""
+    normed = layer_norm(x, state[f"{prefix}.norm2.weight"], state[f"{prefix}.norm2.bias"])
+    hidden = gelu(state[f"{prefix}.mlp.0.weight"] @ normed + state[f"{prefix}.mlp.0.bias"])
+    return x + state[f"{prefix}.mlp.2.weight"] @ hidden + state[f"{prefix}.mlp.2.bias"]
+
+
+def block(tokens: list[np.ndarray], state: dict[str, np.ndarray], prefix: str, heads: int) -> list[np.ndarray]:
+    """Pre-norm self-attention and MLP."""
+    weight, bias = state[f"{prefix}.qkv.weight"], state[f"{prefix}.qkv.bias"]
+    norm = state[f"{prefix}.norm1.weight"], state[f"{prefix}.norm1.bias"]
+    qkv = [np.split(weight @ layer_norm(x, *norm) + bias, 3) for x in tokens]
+    weight, bias = state[f"{prefix}.proj.weight"], state[f"{prefix}.proj.bias"]
+    mixed = attention(*zip(*qkv, strict=True), heads=heads)
+    return [mlp(x + weight @ m + bias, state, prefix) for x, m in zip(tokens, mixed, strict=True)]
 
 
 def patches_of(image: np.ndarray, size: int) -> list[np.ndarray]:

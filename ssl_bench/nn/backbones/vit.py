@@ -28,6 +28,7 @@ class ViT(Backbone):
         patch_size: Side of a patch; None for 4 up to 64 px, else 16. Must divide every image size used.
         pool: The embedding: "cls" token or "mean" of the patch tokens, both after the final LayerNorm.
         position_code: "fixed" sine-cosine codes, or "learned" ones, interpolated bicubically for other sizes.
+        class_token: Prepend a learned token; without it `pool` must be "mean".
     """
 
     kind = "vit"
@@ -43,6 +44,7 @@ class ViT(Backbone):
         patch_size: int | None = None,
         pool: Literal["cls", "mean"] = "cls",
         position_code: Literal["fixed", "learned"] = "fixed",
+        class_token: bool = True,
     ) -> None:
         super().__init__()
         for key, value, allowed in (
@@ -51,18 +53,21 @@ class ViT(Backbone):
         ):
             if value not in allowed:
                 raise ConfigError(f"The backbone's `{key}` must be one of {', '.join(allowed)}, got {value!r}.")
+        if pool == "cls" and not class_token:
+            raise ConfigError("The backbone's `pool` must be mean where its class_token is false, got 'cls'.")
         self.patch_size = patch_size or (4 if image_size <= 64 else 16)
         self.check_image_size(image_size)
         self.grid = (image_size // self.patch_size,) * 2
         self.pool = pool
         self.embed_dim = self.width
         self.patch_embed = nn.Conv2d(in_channels, self.width, self.patch_size, self.patch_size)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.width))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.width)) if class_token else None
         self.blocks = nn.ModuleList(Block(self.width, self.heads) for _ in range(self.depth))
         self.norm = nn.LayerNorm(self.width, eps=1e-6)
         init_transformer(self)
         nn.init.xavier_uniform_(self.patch_embed.weight.view(self.width, -1))
-        nn.init.normal_(self.cls_token, std=0.02)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token, std=0.02)
         self.position_embed: nn.Parameter | None = None
         if position_code == "learned":
             self.position_embed = nn.Parameter(torch.empty(1, self.num_patches, self.width).normal_(std=0.02))
@@ -72,6 +77,11 @@ class ViT(Backbone):
     def num_patches(self) -> int:
         """Patches of an image of the built size."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens before the patch tokens: 1 with a class token, else 0."""
+        return int(self.cls_token is not None)
 
     def grid_of(self, images: Tensor) -> tuple[int, int]:
         """Rows and columns of patches of these images."""
@@ -89,6 +99,11 @@ class ViT(Backbone):
         """Keep the random patch projection fixed (MoCo v3)."""
         self.patch_embed.requires_grad_(False)
 
+    def drop_class_token(self) -> None:
+        """Remove the class token for good, and pool the patch tokens (I-JEPA)."""
+        self.cls_token, self.pool = None, "mean"
+        self.arguments |= {"class_token": False, "pool": "mean"}
+
     def positions(self, grid: tuple[int, int]) -> Tensor:
         """Position codes of a grid of patches, (L, D), in the precision of the weights (also under autocast)."""
         if self.position_embed is not None:
@@ -96,7 +111,7 @@ class ViT(Backbone):
                 return self.position_embed[0]
             table = self.position_embed.mT.unflatten(2, self.grid)
             return F.interpolate(table, grid, mode="bicubic", antialias=True).flatten(2)[0].T
-        like = self.cls_token
+        like = self.norm.weight
         key = (grid, like.device, like.dtype)
         if key not in self._codes:
             self._codes[key] = grid_code(self.width, grid, self.grid).to(like.device, like.dtype)
@@ -111,6 +126,8 @@ class ViT(Backbone):
     def assemble(self, tokens: Tensor, grid: tuple[int, int], keep: Tensor | None = None) -> Tensor:
         """Input of the first block: class token, then the kept patch tokens with positions, (B, 1 + K, D).
 
+        Without a class token, K replaces 1 + K here and below.
+
         Args:
             tokens: Patch tokens of the whole grid, (B, L, D).
             grid: Rows and columns of patches.
@@ -119,6 +136,8 @@ class ViT(Backbone):
         tokens = tokens + self.positions(grid)
         if keep is not None:
             tokens = tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
+        if self.cls_token is None:
+            return tokens
         cls = self.cls_token.to(tokens.dtype).expand(len(tokens), -1, -1)  # learned, so it needs no position
         return torch.cat([cls, tokens], 1)
 
@@ -145,10 +164,15 @@ class ViT(Backbone):
             tokens = tokens * (1 - share) + mask_token.to(tokens.dtype) * share
         return self.assemble(tokens, self.grid_of(images), keep)
 
-    def encode(self, x: Tensor) -> Tensor:
-        """All blocks and the final norm on what `prepare` or `assemble` gave, (B, T, D) -> (B, T, D)."""
+    def encode(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """All blocks and the final norm on what `prepare` or `assemble` gave, (B, T, D) -> (B, T, D).
+
+        Args:
+            x: Tokens, (B, T, D).
+            valid: Tokens that others may attend to, (B, T) bool, where images keep different numbers; None for all.
+        """
         for block in self.blocks:
-            x = block(x)
+            x = block(x, valid)
         normed: Tensor = self.norm(x)
         return normed
 
@@ -175,7 +199,7 @@ class ViT(Backbone):
 
     def pooled(self, tokens: Tensor) -> Tensor:
         """The embedding of `forward_tokens`' output, (B, 1 + K, D) -> (B, D)."""
-        return tokens[:, 0] if self.pool == "cls" else tokens[:, 1:].mean(1)
+        return tokens[:, 0] if self.pool == "cls" else tokens[:, self.num_prefix :].mean(1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings, (B, C, H, W) -> (B, D)."""
@@ -183,24 +207,29 @@ class ViT(Backbone):
 
     def feature_map(self, images: Tensor) -> Tensor:
         """Patch tokens as a map, (B, C, H, W) -> (B, D, h, w)."""
-        feature_map: Tensor = self.forward_tokens(images)[:, 1:].mT.unflatten(2, self.grid_of(images))
+        feature_map: Tensor = self.forward_tokens(images)[:, self.num_prefix :].mT.unflatten(2, self.grid_of(images))
         return feature_map
 
 
-def require_vit(backbone: Backbone, method: str) -> ViT:
+def require_vit(backbone: Backbone, method: str, *, class_token: bool = True) -> ViT:
     """The backbone, if it is one of this package's ViTs.
 
     Args:
         backbone: The study's backbone.
         method: Name of the method that works on patch tokens, for the message.
+        class_token: The method needs the class token.
 
     Raises:
-        ConfigError: If it is another network.
+        ConfigError: If it is another network, or lacks a needed class token.
     """
     if not isinstance(backbone, ViT):
         raise ConfigError(
             f"{method} works on patch tokens, which only this package's ViTs give, got {backbone.name!r}. Choose "
             "vit_micro, vit_tiny, vit_small or vit_base as this method's backbone in the study."
+        )
+    if class_token and backbone.cls_token is None:
+        raise ConfigError(
+            f"{method} needs a class token, got a backbone without. Set the backbone's class_token to true."
         )
     return backbone
 

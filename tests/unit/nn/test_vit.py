@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ssl_bench.errors import ConfigError
 from ssl_bench.nn.backbone import build_backbone
-from ssl_bench.nn.backbones.vit import ViT
+from ssl_bench.nn.backbones.vit import ViT, require_vit
 from ssl_bench.nn.positions import axis_code, grid_code
 from ssl_bench.nn.transformer import Block
 
@@ -253,6 +253,42 @@ def test_frozen_patch_embedding() -> None:
     backbone(images()).sum().backward()
     assert backbone.patch_embed.weight.grad is None
     assert backbone.cls_token.grad is not None
+
+
+def test_without_a_class_token() -> None:
+    backbone, x = vit(class_token=False, pool="mean"), images()
+    assert "cls_token" not in backbone.state_dict()
+    tokens = backbone.forward_tokens(x)
+    assert tokens.shape == (3, 49, 96)
+    assert torch.equal(backbone(x), tokens.mean(1))
+    assert torch.equal(backbone.feature_map(x)[:, :, 1, 2], tokens[:, 9])
+    assert torch.equal(tokens, backbone.encode(backbone.patch_tokens(x) + grid_code(96, (7, 7), (7, 7)).double()))
+    with pytest.raises(ConfigError, match="pool"):
+        vit(class_token=False)
+
+
+def test_a_dropped_class_token_stays_away_when_rebuilt() -> None:
+    backbone = vit()
+    backbone.drop_class_token()
+    rebuilt = build_backbone(backbone.name, **backbone.arguments).double()
+    rebuilt.load_state_dict(backbone.state_dict())
+    assert torch.equal(rebuilt(images()), backbone(images()))
+    assert torch.equal(backbone(images()), vit(class_token=False, pool="mean")(images()))
+    with pytest.raises(ConfigError, match="class_token"):
+        require_vit(backbone, "MAE")
+    assert require_vit(backbone, "I-JEPA", class_token=False) is backbone
+
+
+def test_invalid_tokens_are_attended_by_none() -> None:
+    backbone, x = vit(), images()
+    keep = torch.tensor([[0, 5, 48, 1], [1, 2, 3, 9], [46, 7, 30, 20]])
+    valid = torch.ones(3, 5, dtype=torch.bool)
+    valid[1, 3:] = False
+    tokens = backbone.encode(backbone.prepare(x, keep=keep), valid)
+    # the same float64 sums beside terms of exactly zero
+    close = {"atol": 1e-12, "rtol": 0}
+    assert torch.allclose(tokens[[0, 2]], backbone.forward_tokens(x[[0, 2]], keep=keep[[0, 2]]), **close)
+    assert torch.allclose(tokens[1:2, :3], backbone.forward_tokens(x[1:2], keep=keep[1:2, :2]), **close)
 
 
 @pytest.mark.slow

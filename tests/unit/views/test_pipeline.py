@@ -91,6 +91,8 @@ def one_view_by_torchvision(image: torch.Tensor, key: torch.Tensor, spec: ViewSp
         ("vicreg_symmetric", 32, 3, {}),
         ("mae", 32, 3, {}),
         ("simmim", 32, 3, {}),
+        ("ijepa", 32, 3, {}),
+        ("diet", 32, 3, {}),
         ("supervised", 32, 3, {}),
         ("supervised", 28, 1, {}),
         ("eval", 32, 3, {}),
@@ -247,6 +249,8 @@ def test_recipes_follow_their_sources():
     assert [spec.crop_scale for spec in crops.specs[1:3]] == [(0.4, 1.0), (0.05, 0.4)]
     assert crops.specs[2].blur_probability == 0.5
     assert make("mae", 224).specs[0].crop_scale == (0.2, 1.0)
+    (diet,) = make("diet", 224).specs
+    assert (diet.jitter_probability, diet.brightness, diet.hue, diet.blur_probability) == (0.3, 0.4, 0.2, 0.2)
     many = make("strong_multiview", 32).specs
     assert many == (many[0],) * 4
     assert (many[0].brightness, many[0].hue, many[0].gray_probability) == (0.8, 0.2, 0.2)
