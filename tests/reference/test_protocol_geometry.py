@@ -2,10 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from ssl_bench.evaluation.diagnostics.geometry import alignment, collapse_std, effective_rank, rankme, uniformity
+from ssl_bench.evaluation.diagnostics.geometry import (
+    alignment,
+    collapse_std,
+    covariance_eigenvalues,
+    effective_rank,
+    participation_ratio,
+    rankme,
+    stable_rank,
+    uniformity,
+)
 
 FOUR = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
 CIRCLE = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
@@ -28,6 +38,24 @@ def test_effective_rank_of_eigenvalues_four_one_one():
     rows = torch.cat([rows, -rows])
     assert effective_rank(rows) == pytest.approx(2.38110157795, abs=1e-10)
     assert effective_rank(rows + 100.0) == pytest.approx(2.38110157795, abs=1e-8)
+
+
+def test_eigenvalues_are_numpys_and_their_ratios_the_hand_computed_ones():
+    x = torch.randn(30, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 3
+    expected = np.linalg.eigvalsh(np.cov(x.T.numpy()))[::-1].copy()
+    torch.testing.assert_close(covariance_eigenvalues(x), torch.from_numpy(expected), rtol=1e-10, atol=0)
+    eigenvalues = torch.tensor([4.0, 1.0, 1.0], dtype=torch.float64)
+    assert participation_ratio(eigenvalues) == pytest.approx(2.0, abs=1e-12)
+    assert stable_rank(eigenvalues) == pytest.approx(1.5, abs=1e-12)
+
+
+def test_directions_without_variance_have_no_eigenvalue():
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    flat = covariance_eigenvalues(torch.cat([x, x.sum(1, keepdim=True), torch.full((30, 2), 0.7)], dim=1))
+    assert (flat > 0).sum() == 2
+    constant = covariance_eigenvalues(torch.full((5, 3), 0.7))
+    assert constant.tolist() == [0.0] * 3
+    assert participation_ratio(constant) == stable_rank(constant) == 0.0
 
 
 def test_more_dimensions_than_samples_give_the_same_spectrum():

@@ -44,13 +44,38 @@ def effective_rank(features: Tensor) -> float:
     Returns:
         Between 1 and min(N - 1, D); 0.0 when all samples are equal.
     """
+    eigenvalues = covariance_eigenvalues(features)
+    total = eigenvalues.sum()
+    return _entropy_rank(eigenvalues / total) if total > 0 else 0.0
+
+
+def covariance_eigenvalues(features: Tensor) -> Tensor:
+    """Eigenvalues of the centered covariance (1 / (N - 1)), descending, the min(N, D) that may differ from 0.
+
+    Those below 1e-13 of the largest are rounding and given as 0; so are all when every sample is equal.
+
+    Args:
+        features: (N, D), N >= 2.
+    """
     centered = features.double()
     centered = centered - centered.mean(dim=0)
-    eigenvalues = _singular_values(centered).square()
+    eigenvalues = _singular_values(centered).square().flip(0)
     # rounding leaves about 1e-16 of the uncentered energy where there is no variance at all
     if eigenvalues.sum() <= 1e-13 * features.double().square().sum():
-        return 0.0
-    return _entropy_rank(eigenvalues / eigenvalues.sum())
+        return torch.zeros_like(eigenvalues)
+    return eigenvalues.where(eigenvalues > 1e-13 * eigenvalues[0], 0.0) / (len(features) - 1)
+
+
+def participation_ratio(eigenvalues: Tensor) -> float:
+    """(sum of eigenvalues)^2 / sum of their squares: number of directions that share the variance; 0.0 without any."""
+    squares = eigenvalues.square().sum()
+    return float(eigenvalues.sum().square() / squares) if squares > 0 else 0.0
+
+
+def stable_rank(eigenvalues: Tensor) -> float:
+    """Sum of eigenvalues / largest: total variance in units of the widest direction's; 0.0 without any."""
+    largest = eigenvalues.max()
+    return float(eigenvalues.sum() / largest) if largest > 0 else 0.0
 
 
 def collapse_std(features: Tensor) -> float:
