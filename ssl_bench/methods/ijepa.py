@@ -154,7 +154,8 @@ class IJEPA(SSLMethod):
         ):
             if not 0 < low <= high <= limit:
                 raise ConfigError(f"`{key}` must be a range in (0, {limit}], got {[low, high]} (method ijepa).")
-        rows, columns = block_sizes(torch.linspace(0, 1, 1001), vit.grid, target_scale, target_aspect)
+        with torch.device("cpu"):  # numbers to decide on, also where the method is built without memory
+            rows, columns = block_sizes(torch.linspace(0, 1, 1001), vit.grid, target_scale, target_aspect)
         smallest, largest = int((rows * columns).min()), int((rows * columns).max())
         if not 1 <= num_targets <= vit.num_patches // largest:
             raise ConfigError(
