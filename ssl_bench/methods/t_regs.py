@@ -22,7 +22,7 @@ class TREGS(SSLMethod):
 
     The distance sums over features and averages over images. Whether the paper builds one tree a device is not
     stated; here one is built for each branch of the global batch. The tree costs N - 1 small steps; at batch
-    256 and width 1024 on one CPU core loss and gradient take 0.4 of the time of VICReg's.
+    256 and width 1024 on one CPU core loss and gradient take 0.5 of the time of VICReg's.
 
     Args:
         backbone: The network to pretrain.

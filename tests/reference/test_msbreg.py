@@ -49,6 +49,8 @@ def test_hand_computed_push_and_its_gradient():
     # the card's values: a linear functional of the unit embedding, its gradient tangential
     n = torch.tensor([[0.6, -0.8], [0.6, -0.8]], dtype=torch.float64)
     assert (ONLINE * n[:, None]).sum(-1).mean().item() == pytest.approx(-0.36)
+    n_2 = torch.tensor([[0.6, -0.8], [0.0, 1.0]], dtype=torch.float64)
+    assert (ONLINE * n_2[:, None]).sum(-1).mean().item() == pytest.approx(0.48)
     u = torch.tensor([[3.0, 4.0]], dtype=torch.float64, requires_grad=True)
     (unit_rows(u) * n[:1]).sum().backward()
     torch.testing.assert_close(u.grad, torch.tensor([[0.1536, -0.1152]], dtype=torch.float64), **EXACT)
