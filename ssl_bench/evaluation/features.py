@@ -77,6 +77,12 @@ class FeatureSet:
         )
 
 
+def evenly_spaced(num: int, total: int) -> Tensor:
+    """`num` indices, at most all, spread over range(total), ascending, int64."""
+    used = min(num, total)
+    return torch.arange(used) * total // max(used, 1)
+
+
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put every submodule in evaluation mode, without gradient, and restore each one's mode."""

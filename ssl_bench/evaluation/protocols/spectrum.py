@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ssl_bench.errors import ConfigError, DataError
 from ssl_bench.evaluation.context import EvaluationContext
 from ssl_bench.evaluation.diagnostics.geometry import collapse_std, effective_rank, rankme
+from ssl_bench.evaluation.features import evenly_spaced
 from ssl_bench.evaluation.protocol import Protocol, register_protocol
 from ssl_bench.records import MetricRow
 
@@ -32,8 +31,8 @@ class Spectrum(Protocol):
     def run(self, context: EvaluationContext) -> list[MetricRow]:
         """Rows `rankme`, `effective_rank` and `collapse_std`, split "train"."""
         train = context.features("train")
-        used = min(self.num_samples, len(train))
-        features = train.features[torch.arange(used) * len(train) // max(used, 1)].to(context.device)
+        features = train.features[evenly_spaced(self.num_samples, len(train))].to(context.device)
+        used = len(features)
         if used < 2:
             raise DataError(f"A spectrum needs at least 2 training samples, got {used}. Check the dataset's splits.")
         details = {"layer": "embedding", "view": "eval", "precision": "float64", "embed_dim": train.dim}
