@@ -168,6 +168,11 @@ def pretrain(
             "samples of a batch (negatives, statistics or assignments), so the objective would change. Use more "
             "devices or a smaller recipe.global_batch_size."
         )
+    if accumulate > 1 and any(spec.style_area for spec in data.view_pipeline.specs):
+        raise ConfigError(
+            "Gradient accumulation must equal a larger batch, but views with `style_area` take their style from one "
+            "image of each micro-step's batch. Use more devices, a smaller recipe.global_batch_size, or no style_area."
+        )
     if recipe.global_batch_size < method.min_global_batch:
         raise ConfigError(
             f"{type(method).__name__} needs a global batch of at least {method.min_global_batch}, got "

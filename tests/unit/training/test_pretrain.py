@@ -13,6 +13,7 @@ from ssl_bench.errors import ConfigError, DivergedError, StoreError
 from ssl_bench.sweep.online_probe import OnlineKNN
 from ssl_bench.training import pretrain
 from ssl_bench.training.callbacks import latest_checkpoint
+from ssl_bench.views import build_views
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,15 @@ def test_accumulation_equals_a_larger_batch(dataset, tmp_path):
 def test_accumulation_is_refused_where_the_loss_couples_samples(dataset, tmp_path):
     with pytest.raises(ConfigError, match="couples the samples"):
         train("simclr", dataset, tmp_path, accumulate=2)
+
+
+def test_accumulation_is_refused_where_views_take_the_style_of_the_batch(dataset, tmp_path):
+    facts = {"channels": 1, "mean": dataset.mean, "std": dataset.std}
+    views = build_views("mae", image_size=dataset.image_size, overrides={"style_area": [0.1, 0.5]}, **facts)
+    data = PretrainDataModule(dataset, views, global_batch_size=32, seed=0, accumulate_grad_batches=2)
+    method = points.make_method("mae", "vit", dataset, 1)
+    with pytest.raises(ConfigError, match="style_area"):
+        pretrain(method, data, folder=tmp_path, recipe=method.default_recipe("small"), epochs=1)
 
 
 def test_momentum_encoders_step_once_an_optimizer_step(dataset, tmp_path):
