@@ -13,7 +13,7 @@ import torchvision.transforms.v2.functional as TF
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 
-from ssl_bench.distributed import gather
+from ssl_bench.distributed import gather, local_slice
 from ssl_bench.errors import ConfigError, DataError
 from ssl_bench.random import sample_keys, uniform
 from ssl_bench.records import Batch
@@ -34,6 +34,8 @@ class ViewSpec:
     of the global batch take the low-frequency amplitudes of one of them, of a share ~ U(low, high) of the spectrum.
     Image and share are drawn anew for each step and view. The paper's range of shares was not at hand; [0.02, 1] is
     a start.
+
+    Each run of `shared_by` successive samples of the global batch gets one draw for all: that of its first sample.
 
     Raises:
         ConfigError: If a value is out of its range.
@@ -57,6 +59,7 @@ class ViewSpec:
     blur_kernel: int = 23
     solarize_probability: float = 0.0
     solarize_threshold: float = 0.5
+    shared_by: int = 1
 
     def __post_init__(self) -> None:
         def need(ok: bool, what: str, got: object) -> None:
@@ -95,6 +98,7 @@ class ViewSpec:
                 self.blur_kernel,
             )
         need(0 <= self.solarize_threshold <= 1, "`solarize_threshold` must be in [0, 1]", self.solarize_threshold)
+        need(self.shared_by >= 1, "`shared_by` must be at least 1 sample", self.shared_by)
 
     @property
     def jitters(self) -> bool:
@@ -107,7 +111,8 @@ class ViewPipeline:
 
     On a CPU a view is bitwise the same whatever the batch, its order and the number of threads; between devices
     it is the same up to rounding. On other devices nothing waits for the device. A view with `style_area` also depends
-    on which samples are in the global batch, but not on their order or ranks; all ranks must make it together.
+    on which samples are in the global batch, but not on their order or ranks; one with `shared_by` above 1 on their
+    order, but not on ranks. All ranks must make such views together.
 
     Args:
         name: Name of the recipe.
@@ -198,7 +203,8 @@ class ViewPipeline:
         spec = self.specs[v]
         cropped = isinstance(batch.images, tuple)
         images = batch.images[v] if isinstance(batch.images, tuple) else batch.images
-        keys = sample_keys(batch.seed, batch.epoch, batch.index, f"view{v}")
+        index = batch.index if spec.shared_by == 1 else _first_of_run(batch.index, spec.shared_by)
+        keys = sample_keys(batch.seed, batch.epoch, index, f"view{v}")
         numbers = draw.draw_numbers(keys)
         order = bounds = jitter = None
         if spec.jitters and subset:
@@ -212,6 +218,8 @@ class ViewPipeline:
 
         def crop(part: slice | Tensor) -> Tensor:
             own = images[part] if order is None else images.index_select(0, order[part])
+            if box is None and cropped and spec.shared_by > 1:  # workers, who mirror others, do not know the run
+                return torch.where(flip[part, None, None] > 0, ops.to_planes(own).flip(3), ops.to_planes(own))
             if box is None:
                 return ops.to_planes(own)
             own = torch.nn.functional.pad(own, (spec.pad,) * 4) if spec.pad else own
@@ -273,6 +281,9 @@ class ViewPipeline:
 
         The parameters are those that the pipeline would draw on the device for an image of this shape. A view
         without random crop is the center of the image resized to 8/7 of the view's size (256 for 224 px).
+
+        Raises:
+            ConfigError: If a shared view has a random crop: a worker does not know which images share it.
         """
         crops = []
         for v, spec in enumerate(self.specs):
@@ -280,6 +291,11 @@ class ViewPipeline:
             u = draw.named(draw.draw_numbers(keys))
             mode = InterpolationMode.BICUBIC if spec.interpolation == "bicubic" else InterpolationMode.BILINEAR
             square = [spec.size, spec.size]
+            if spec.shared_by > 1 and (spec.crop_scale is not None or spec.pad):
+                raise ConfigError(
+                    "Views of large images that share their draws cannot be cropped at random, got `crop_scale` "
+                    f"{spec.crop_scale} and `pad` {spec.pad} in view {v} of {self.name!r}. Set them to null and 0."
+                )
             if spec.crop_scale is not None:
                 height, width = image.shape[1:]
                 box = draw.random_resized_crop(keys, height, width, spec.crop_scale, spec.crop_ratio)
@@ -293,16 +309,22 @@ class ViewPipeline:
             else:
                 short = round(spec.size * 8 / 7)
                 crop = TF.center_crop(TF.resize(image, [short], mode, antialias=True), square)
-            if u["flip"] < spec.flip_probability:
+            if spec.shared_by == 1 and u["flip"] < spec.flip_probability:
                 crop = TF.horizontal_flip(crop)
             crops.append(crop.contiguous())
         return tuple(crops)
 
 
 def _facts(spec: ViewSpec) -> dict[str, Any]:
-    """All fields, less the style's where it is off: descriptions from before it existed stay what they were."""
-    facts = dataclasses.asdict(spec)
-    return facts if spec.style_area else {key: value for key, value in facts.items() if key != "style_area"}
+    """All fields, less later ones where they are off: descriptions from before they existed stay what they were."""
+    later = {"style_area": None, "shared_by": 1}
+    return {key: value for key, value in dataclasses.asdict(spec).items() if later.get(key, ...) != value}
+
+
+def _first_of_run(index: Tensor, length: int) -> Tensor:
+    """For each sample of this rank the index of the first one in its run of `length` of the global batch, (B,)."""
+    rows = torch.arange(len(index), device=index.device) + local_slice(len(index), index.device).start
+    return gather(index)[rows // length * length]
 
 
 @contextlib.contextmanager

@@ -64,6 +64,19 @@ def simclr_and_image(size: int, small: bool) -> tuple[ViewSpec, ...]:
     return simclr(size, small) + evaluation(size, small)
 
 
+def care(size: int, small: bool, shared_by: int | None = None) -> tuple[ViewSpec, ...]:
+    """Two views with MoCo v2's colors, and two more whose draws are shared by runs of images (Gupta et al. 2024).
+
+    Runs have 16 images, or 8 where images are large; there the shared views are not cropped at random.
+    """
+    jitter = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+    view = _simclr_view(size, small, crop_scale=(0.08, 1.0) if small else (0.2, 1.0), **jitter)
+    shared = dataclasses.replace(
+        view, shared_by=shared_by or (16 if small else 8), crop_scale=view.crop_scale if small else None
+    )
+    return view, view, shared, shared
+
+
 def strong_multiview(size: int, small: bool, num_views: int = 4) -> tuple[ViewSpec, ...]:
     """`num_views` views with SimCLR's full color strength and no blur (Patacchiola & Storkey 2020)."""
     strength = dict.fromkeys(("brightness", "contrast", "saturation"), 0.8) | {"hue": 0.2}
@@ -169,6 +182,7 @@ VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "simclr": simclr,
     "simclr_three": simclr_three,
     "simclr_and_image": simclr_and_image,
+    "care": care,
     "strong_multiview": strong_multiview,
     "ssole": ssole,
     "simclr_asymmetric": simclr_asymmetric,
@@ -183,7 +197,7 @@ VIEW_RECIPES: Mapping[str, Callable[..., tuple[ViewSpec, ...]]] = {
     "supervised": supervised,
     "eval": evaluation,
 }
-SMALLEST = {"num_local": 0, "num_views": 2}  # settings that count views
+SMALLEST = {"num_local": 0, "num_views": 2, "shared_by": 2}  # settings that count
 
 
 def build_views(
@@ -205,7 +219,7 @@ def build_views(
         std: Standard deviation of each channel.
         overrides: Fields of `ViewSpec` to set in every view. Multi-crop recipes also take `num_local`,
             `local_size` and `local_crop_scale`; there `crop_scale` is that of the two global views.
-            "strong_multiview" and "ssole" also take `num_views`.
+            "strong_multiview" and "ssole" also take `num_views`, "care" `shared_by` for its last two views.
 
     Raises:
         ConfigError: If the recipe or an override is unknown or has no meaning there.
@@ -213,7 +227,7 @@ def build_views(
     if name not in VIEW_RECIPES:
         raise ConfigError(f"Unknown view recipe {name!r}.{did_you_mean(name, VIEW_RECIPES)}")
     multicrop = name.endswith("multicrop")
-    fields = {field.name for field in dataclasses.fields(ViewSpec)} - {"size"}
+    fields = {field.name for field in dataclasses.fields(ViewSpec)} - {"size", "shared_by"}
     own_keys = set(inspect.signature(VIEW_RECIPES[name]).parameters) - {"size", "small"}
     valid = fields | own_keys
     changes: dict[str, Any] = {
