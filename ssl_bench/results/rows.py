@@ -219,6 +219,7 @@ def _method_fact(trial: TrialRecord, key: str) -> Any:
 def _setting(config: Mapping[str, Any]) -> dict[str, Any]:
     """What defines the experiment apart from the seed, as dotted keys."""
     kept = {key: config.get(key) for key in ("dataset", "method", "backbone", "recipe", "precision")}
+    kept["views"] = (config.get("views") or {}).get("overrides") or {}
     flat = _flatten(kept)
     flat["regularizers"] = " + ".join(_term(r) for r in flat.pop("method.regularizers", ()))
     flat["continued"] = bool(config.get("init_from"))

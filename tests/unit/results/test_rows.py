@@ -191,3 +191,13 @@ def test_curve_skips_gaps_and_survives_a_torn_file(tmp_path):
     }
     (folder / "curve.csv").write_text("step,epoch,train/loss\n0,0.0")
     assert read_trial(folder).curve() == {}
+
+
+def test_changed_views_are_a_variant_of_their_own(tmp_path):
+    for seed, overrides in enumerate(({}, {"style_area": [0.02, 1.0]})):
+        folder = write_trial(tmp_path, f"t{seed}", seed=0, protocols=("linear",), values={("linear", "top1"): 0.5})
+        config = json.loads((folder / "trial.json").read_text())
+        config["views"] = {"name": "simclr", "specs": [], "overrides": overrides}
+        dump(folder / "trial.json", config)
+    variants = {row.variant for row in collect_rows(tmp_path)}
+    assert variants == {"views.style_area=default", "views.style_area=[0.02,1.0]"}
