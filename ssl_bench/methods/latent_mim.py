@@ -155,8 +155,8 @@ class LatentMIM(SSLMethod):
         vit = require_vit(backbone, "Latent MIM")
         if vit.num_patches - num_kept(vit.num_patches, mask_ratio) < 2:
             raise ConfigError(
-                f"`mask_ratio` must mask at least 2 of {vit.num_patches} patches, got {mask_ratio} (method latent_mim). "
-                "Raise it or lower the backbone's patch_size."
+                f"`mask_ratio` must mask at least 2 of {vit.num_patches} patches, got {mask_ratio} (method "
+                "latent_mim). Raise it or lower the backbone's patch_size."
             )
         if gap < 0:
             raise ConfigError(f"`gap` must be at least 0 pixels, got {gap} (method latent_mim).")
