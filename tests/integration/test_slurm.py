@@ -20,7 +20,10 @@ NODE = socket.gethostname().split(".")[0]
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    slurm_cluster.start()
+    try:
+        slurm_cluster.start()
+    except (OSError, AssertionError, subprocess.SubprocessError) as error:
+        pytest.skip(f"Slurm does not start here: {error}")
 
 
 def write(folder, **changes):
@@ -85,6 +88,7 @@ def in_the_middle(folder, process=None):
     return chosen[0]
 
 
+@pytest.mark.timeout(1500)  # Slurm holds a requeued job back for about two minutes
 def test_disturbed_study_equals_the_local_one(tmp_path, undisturbed):
     path = write(tmp_path)
     runner = start(path, "--launcher", "slurm")
