@@ -41,8 +41,8 @@ class WMSE(SSLMethod):
 
     recipes = {
         "small": Recipe(
-            views="simclr", optimizer="adam", base_lr=2e-3, weight_decay=1e-6, warmup_epochs=0.5, epochs=8,
-            global_batch_size=128, source="ours; the width of the projection chosen on validation",
+            views="simclr", optimizer="adam", base_lr=5e-3, weight_decay=1e-6, warmup_epochs=0.5, epochs=8,
+            global_batch_size=128, source="ours; rate and width of the projection chosen on validation",
         ),
         "cifar": Recipe(
             views="simclr", optimizer="adam", base_lr=1.5e-3, weight_decay=1e-6, exclude_bias_and_norm=False,
