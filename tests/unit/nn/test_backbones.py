@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,8 @@ CASES = [
     ("conv4", 28, {}, "cnn", 512),
     ("conv4", 32, {"width": 4}, "cnn", 128),
     ("resnet18", 32, {}, "cnn", 512),
+    ("scatnet", 32, {"orientations": 4, "num_blocks": 8}, "cnn", 2048),
+    ("scatnet", 96, {"scales": 3, "orientations": 2, "num_blocks": 12}, "cnn", 2048),
     ("pixels", 8, {}, "pixels", 64),
     ("timm:resnet18", 32, {}, "cnn", 512),
     ("timm:mobilenetv3_small_050", 32, {}, "cnn", 1024),
@@ -40,6 +44,7 @@ def test_embedding_has_the_declared_width_for_any_channels(name, size, arguments
     [
         ("conv4", 28, (128, 4, 4)),
         ("resnet18", 32, (512, 4, 4)),
+        ("scatnet", 28, (128, 7, 7)),
         ("pixels", 8, (3, 8, 8)),
         ("timm:resnet18", 64, (512, 2, 2)),
         ("timm:vit_tiny_patch16_224", 64, (192, 4, 4)),
@@ -132,3 +137,32 @@ def test_wrong_arguments_name_the_backbone():
 @pytest.mark.parametrize("name", BACKBONES.names())
 def test_every_backbone_documents_itself(name):
     assert BACKBONES.entry(name).summary
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "widths"),
+    [
+        (8, [32] + [64] * 4 + [128] * 4),
+        (12, [256] + [128] * 4 + [64] * 4 + [128] * 4),
+        (16, [256] + [128] * 6 + [64] * 4 + [128] * 6),
+        (30, [256] + [128] * 30),
+        (45, [256] + [128] * 15 + [64] * 15 + [128] * 15),
+    ],
+)
+def test_scatnet_adapters(num_blocks, widths):
+    backbone = build_backbone("scatnet", in_channels=3, image_size=32, orientations=2, num_blocks=num_blocks)
+    convolution, blocks = backbone.adapter[0], backbone.adapter[3:]
+    assert convolution.in_channels == 3 * (1 + 4 + 4)
+    assert [convolution.out_channels] + [block.residual[0].out_channels for block in blocks] == widths
+    shortcuts = [not isinstance(block.shortcut, nn.Identity) for block in blocks]
+    assert shortcuts == [a != b for a, b in itertools.pairwise(widths)]
+
+
+def test_scatnet_takes_the_published_defaults_and_one_size():
+    backbone = build_backbone("scatnet", in_channels=3, image_size=32)
+    assert backbone.adapter[0].in_channels == 867
+    assert len(backbone.adapter) == 3 + 30
+    with pytest.raises(ConfigError, match=r"built for, 32 px, got views of 14\."):
+        backbone.check_image_size(14)
+    with pytest.raises(ConfigError, match="one of 8, 12, 16, 30, 45, got 10"):
+        build_backbone("scatnet", in_channels=3, image_size=32, num_blocks=10)
