@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 
-def _entropy_rank(shares: Tensor) -> float:
+def entropy_rank(shares: Tensor) -> float:
+    """Exponential of the entropy of shares of a whole: how many there are, were they equal."""
     return float(torch.special.entr(shares).sum().exp())
 
 
@@ -28,9 +29,9 @@ def rankme(features: Tensor, *, eps: float = 1e-7) -> float:
     Returns:
         The smooth rank; 0.0 when every feature is zero.
     """
-    singular = _singular_values(features.double())
+    singular = singular_values(features.double())
     total = singular.sum()
-    return _entropy_rank(singular / total + eps) if total > 0 else 0.0
+    return entropy_rank(singular / total + eps) if total > 0 else 0.0
 
 
 def effective_rank(features: Tensor) -> float:
@@ -46,7 +47,7 @@ def effective_rank(features: Tensor) -> float:
     """
     eigenvalues = covariance_eigenvalues(features)
     total = eigenvalues.sum()
-    return _entropy_rank(eigenvalues / total) if total > 0 else 0.0
+    return entropy_rank(eigenvalues / total) if total > 0 else 0.0
 
 
 def covariance_eigenvalues(features: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def covariance_eigenvalues(features: Tensor) -> Tensor:
     """
     centered = features.double()
     centered = centered - centered.mean(dim=0)
-    eigenvalues = _singular_values(centered).square().flip(0)
+    eigenvalues = singular_values(centered).square().flip(0)
     # rounding leaves about 1e-16 of the uncentered energy where there is no variance at all
     if eigenvalues.sum() <= 1e-13 * features.double().square().sum():
         return torch.zeros_like(eigenvalues)
@@ -124,7 +125,7 @@ def uniformity(x: Tensor, *, t: float = 2.0) -> Tensor:
     return torch.logsumexp(-t * distances.square(), dim=0) - torch.log(distances.new_tensor(len(distances)))
 
 
-def _singular_values(x: Tensor) -> Tensor:
+def singular_values(x: Tensor) -> Tensor:
     """Singular values from the smaller Gram matrix: in float64 those below 1e-8 of the largest are noise."""
     gram = x.T @ x if x.shape[1] <= x.shape[0] else x @ x.T
     eigenvalues: Tensor = torch.linalg.eigvalsh(gram)
