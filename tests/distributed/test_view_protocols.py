@@ -5,14 +5,22 @@ from pathlib import Path
 import pytest
 
 from ssl_bench.evaluation import EvaluationContext
+from ssl_bench.evaluation.protocols import rmqm
+from ssl_bench.evaluation.protocols.rmqm import RMQM
 from ssl_bench.evaluation.protocols.view_geometry import ViewGeometry
 from tests.distributed_harness import run_on_ranks
 from tests.unit.evaluation.fakes import FakeDataset, tiny_net
 
 
+@pytest.fixture(autouse=True)
+def _restore_batch(monkeypatch):
+    monkeypatch.setattr(rmqm, "MAX_BATCH", rmqm.MAX_BATCH)
+
+
 def rows_on_rank(rank, world_size, folder):
     context = EvaluationContext(tiny_net(), FakeDataset(), work_dir=Path(folder) / str(rank), batch_size=5)
-    rows = ViewGeometry(num_views=4).run(context)
+    rmqm.MAX_BATCH = 5  # three batches
+    rows = ViewGeometry(num_views=4).run(context) + RMQM(noise_levels=4, attack_levels=4).run(context)
     return {row.metric: (row.value, row.n_test) for row in rows}
 
 
