@@ -4,6 +4,7 @@ from safetensors.torch import load_file
 
 from ssl_bench.errors import ConfigError, DataError
 from ssl_bench.evaluation import PROTOCOLS
+from ssl_bench.evaluation.protocols import linear as module
 from ssl_bench.evaluation.protocols.linear import Linear
 from ssl_bench.evaluation.protocols.linear_sgd import LinearSGD, train_heads
 from ssl_bench.evaluation.softmax import SoftmaxRegression, Standardizer, flushed_denormals
@@ -163,7 +164,12 @@ def test_search_stops_after_three_values_without_gain_and_prefers_the_larger(tmp
 
     context = StubContext(tmp_path, 3, **splits())
     protocol = Linear(l2_values=(1, 0.1, 0.01, 1e-3, 1e-4, 1e-5))
-    monkeypatch.setattr(Linear, "_accuracy", staticmethod(lambda *a: next(trace)))
+
+    def top1_of_trace(scores, labels):
+        return next(trace)
+
+    top1_of_trace.__name__ = "top1"
+    monkeypatch.setattr(module, "top1", top1_of_trace)
     row = top1(protocol, context)
     assert row.details["l2"] == 0.1
     assert row.details["validation_top1"] == [0.2, 0.9, 0.9, 0.3, 0.5]
