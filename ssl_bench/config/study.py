@@ -153,6 +153,7 @@ class StudySpec(_Strict):
     num_workers: int = Field(default=4, ge=0)
     log_every_n_steps: int = Field(default=10, ge=1)
     online_knn_epochs: int | None = Field(default=None, ge=1)
+    eigenmode_steps: int | None = Field(default=None, ge=1)
     loggers: list[Literal["wandb", "tensorboard"]] = Field(default_factory=list)
     slurm: SlurmSettings = SlurmSettings()
     _where: str = PrivateAttr(default="study")

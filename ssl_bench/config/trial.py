@@ -30,7 +30,8 @@ class TrialConfig:
 
     Arguments are those that differ from the plug-in's defaults. The identity covers what changes the
     numbers of pretraining; `protocols`, `devices`, `num_workers`, `log_every_n_steps`,
-    `online_knn_epochs`, `loggers`, `note` and `skip` (why the trial can't run, or "") do not belong to it.
+    `online_knn_epochs`, `eigenmode_steps`, `loggers`, `note` and `skip` (why the trial can't run, or "") do not
+    belong to it.
     `init_from` is the id of the trial whose final weights it starts from, or "".
     """
 
@@ -49,6 +50,7 @@ class TrialConfig:
     num_workers: int = 0
     log_every_n_steps: int = 10
     online_knn_epochs: int | None = None
+    eigenmode_steps: int | None = None
     loggers: tuple[str, ...] = ()
     note: str = ""
     skip: str = ""

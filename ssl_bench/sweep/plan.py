@@ -203,6 +203,7 @@ def _trial(
         num_workers=study.num_workers,
         log_every_n_steps=study.log_every_n_steps,
         online_knn_epochs=study.online_knn_epochs if cls.trainable else None,
+        eigenmode_steps=study.eigenmode_steps if cls.trainable else None,
         loggers=tuple(study.loggers) if cls.trainable else (),
         note=study.note,
         skip=skip,

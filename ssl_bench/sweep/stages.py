@@ -27,6 +27,7 @@ from ssl_bench.nn.backbone_io import load_backbone, save_backbone
 from ssl_bench.random import derive_seed
 from ssl_bench.records import MetricRow, Recipe
 from ssl_bench.results.store import read_json, write_bytes, write_json
+from ssl_bench.sweep.eigenmodes import Eigenmodes
 from ssl_bench.sweep.online_probe import OnlineKNN
 from ssl_bench.sweep.plan import plain
 from ssl_bench.sweep.progress import Progress
@@ -137,6 +138,8 @@ def pretrain_stage(config: TrialConfig, folder: Path) -> None:
             accumulate_grad_batches=config.accumulate_grad_batches,
         )
         probes: list[Any] = [OnlineKNN(dataset, config.online_knn_epochs)] if config.online_knn_epochs else []
+        if config.eigenmode_steps:
+            probes.append(Eigenmodes(dataset, folder, config.eigenmode_steps))
         loggers: list[Any] = []
         if config.loggers:
             from ssl_bench.sweep.loggers import build_loggers

@@ -83,6 +83,7 @@ def test_identity_changes_with_what_changes_numbers_and_with_nothing_else():
 
     base = ids()
     assert ids(devices=2) == ids(num_workers=0) == ids(protocols=["linear"]) == ids(log_every_n_steps=1) == base
+    assert ids(online_knn_epochs=1) == ids(eigenmode_steps=5) == base
     assert ids(budget={"epochs": 3}) != base
     assert ids(precision="bf16-mixed") != base
     assert {t.id for t in trials(methods=["simclr"], seeds=[1])} != base
