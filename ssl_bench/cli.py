@@ -58,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
         "--dataset-argument", action="append", default=[], metavar="KEY=VALUE", help="such as path=photos"
     )
     evaluate.add_argument("--protocols", nargs="+", default=["linear", "knn"], help="protocol names")
+    evaluate.add_argument(
+        "--protocol-argument", action="append", default=[], metavar="PROTOCOL.KEY=VALUE", help="such as knn.ks=[5]"
+    )
     evaluate.add_argument("--seed", type=int, default=0, help="seed of the protocols and of random weights")
     evaluate.add_argument("--json", action="store_true", help="print rows as JSON")
 
@@ -204,6 +207,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         dataset_name=arguments.dataset,
         dataset_arguments=_pairs(arguments.dataset_argument),
         protocols=arguments.protocols,
+        protocol_arguments=_pairs(arguments.protocol_argument),
         seed=arguments.seed,
     )
     if arguments.json:

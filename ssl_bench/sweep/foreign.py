@@ -16,7 +16,7 @@ from torch import Tensor
 from ssl_bench.data import DATASETS, load_dataset
 from ssl_bench.errors import ConfigError
 from ssl_bench.evaluation.context import EvaluationContext
-from ssl_bench.evaluation.protocol import PROTOCOLS
+from ssl_bench.evaluation.protocol import PROTOCOLS, Protocol
 from ssl_bench.nn.backbone import Backbone, build_backbone
 from ssl_bench.nn.backbone_io import FACTS, load_backbone
 from ssl_bench.random import derive_seed
@@ -35,6 +35,7 @@ def evaluate_backbone(
     dataset_name: str,
     dataset_arguments: Mapping[str, Any],
     protocols: Sequence[str],
+    protocol_arguments: Mapping[str, Any],
     seed: int,
 ) -> list[dict[str, Any]]:
     """Rows of each protocol for one backbone.
@@ -46,13 +47,19 @@ def evaluate_backbone(
         prefix: What stands before the backbone's parameter names in the file; None to find it.
         dataset_name: Dataset.
         dataset_arguments: Its arguments.
-        protocols: Protocols, with their default arguments.
+        protocols: Protocols.
+        protocol_arguments: What differs from their defaults, by "protocol.argument".
         seed: Seed of the protocols and of random weights.
 
     Raises:
         ConfigError: If the weights do not fit the backbone, or the backbone the images.
     """
-    judges = [PROTOCOLS.get(name)() for name in protocols]
+    judges = [_protocol(name, protocol_arguments) for name in protocols]
+    for key in protocol_arguments:
+        if key.partition(".")[0] not in protocols:
+            raise ConfigError(
+                f"An argument of a protocol must read PROTOCOL.KEY=VALUE, with a protocol of {protocols}, got {key!r}."
+            )
     where = f"dataset {dataset_name!r}"
     arguments = check_arguments(DATASETS.get(dataset_name).__init__, dataset_arguments, where, skip=("root",))
     dataset = load_dataset(dataset_name, **arguments)
@@ -60,6 +67,13 @@ def evaluate_backbone(
     with tempfile.TemporaryDirectory() as folder:
         context = EvaluationContext(network, dataset, work_dir=Path(folder), seed=seed, device=device())
         return [dataclasses.asdict(row) for judge in judges for row in judge.run(context)]
+
+
+def _protocol(name: str, arguments: Mapping[str, Any]) -> Protocol:
+    cls = PROTOCOLS.get(name)
+    own = {key.partition(".")[2]: value for key, value in arguments.items() if key.partition(".")[0] == name}
+    protocol: Protocol = cls(**check_arguments(cls.__init__, own, f"protocol {name!r}"))
+    return protocol
 
 
 def _network(backbone: str, weights: Path | None, prefix: str | None, dataset: Any, seed: int) -> Backbone:

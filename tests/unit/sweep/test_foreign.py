@@ -17,7 +17,7 @@ def network(seed=0):
 def judge(tmp_path, **changes):
     settings = {
         "weights": None, "prefix": None, "dataset_name": "fashion_mnist_mini", "dataset_arguments": {},
-        "protocols": ["knn"], "seed": 0, **changes,
+        "protocols": ["knn"], "protocol_arguments": {}, "seed": 0, **changes,
     }  # fmt: skip
     return evaluate_backbone(settings.pop("backbone", "conv4"), **settings)
 
@@ -89,3 +89,14 @@ def test_a_folder_without_a_backbone_and_a_wrong_argument_are_refused(tmp_path):
         judge(tmp_path, backbone=str(tmp_path))
     with pytest.raises(ConfigError, match="Unknown argument 'paht' of dataset 'image_folder'"):
         judge(tmp_path, dataset_name="image_folder", dataset_arguments={"paht": "x"})
+
+
+def test_protocol_arguments_are_checked_and_reach_their_protocol(tmp_path):
+    rows = judge(tmp_path, protocols=["spectrum"], protocol_arguments={"spectrum.num_samples": 100})
+    assert rows[0]["n_test"] == 100
+    with pytest.raises(ConfigError, match=r"Unknown argument 'num'.*num_samples"):
+        judge(tmp_path, protocols=["spectrum"], protocol_arguments={"spectrum.num": 100})
+    with pytest.raises(ConfigError, match=r"must read PROTOCOL.KEY=VALUE.*'knn.ks'"):
+        judge(tmp_path, protocols=["spectrum"], protocol_arguments={"knn.ks": [5]})
+    with pytest.raises(ConfigError, match=r"protocol 'ood' needs the argument 'datasets'"):
+        judge(tmp_path, protocols=["ood"])
