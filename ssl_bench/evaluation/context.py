@@ -68,6 +68,18 @@ class EvaluationContext:
             )
         return self._features[split]
 
+    def on(self, dataset: Any) -> EvaluationContext:
+        """The same backbone, seed and folder on another dataset whose images have the same size and channels."""
+        return EvaluationContext(
+            self._backbone,
+            dataset,
+            work_dir=self.work_dir,
+            seed=self.seed,
+            device=self.device,
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+        )
+
     def backbone(self) -> Backbone:
         """A fresh copy that may be trained."""
         return copy.deepcopy(self._backbone)
