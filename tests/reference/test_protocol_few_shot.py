@@ -115,7 +115,8 @@ def test_rows_equal_loops_over_the_episodes(tmp_path):
     protocol = FewShot(ways=4, shots=(1, 3), queries=5, episodes=15)
     rows = {row.metric: row for row in protocol.run(context)}
     assert context.asked == ["test"]
-    assert set(rows) == {"prototype_4way_1shot", "prototype_4way_3shot", "logistic_4way_1shot", "logistic_4way_3shot"}
+    names = ("prototype_4way_1shot", "prototype_4way_3shot", "logistic_4way_1shot", "logistic_4way_3shot")
+    assert set(rows) == {f"accuracy_{name}" for name in names}
     x, y = sets["test"]
     x = torch.nn.functional.normalize(x.double()).numpy()
     images = draw_episodes(y, torch.arange(6), ways=4, per_class=8, episodes=15, seed=2)
@@ -135,7 +136,7 @@ def test_rows_equal_loops_over_the_episodes(tmp_path):
             for name, count in right.items():
                 accuracies[name].append(count / 20)
         for name, found in accuracies.items():
-            row = rows[f"{name}_4way_{shots}shot"]
+            row = rows[f"accuracy_{name}_4way_{shots}shot"]
             assert row.value == pytest.approx(np.mean(found), abs=1e-12)
             assert row.details["ci95"] == pytest.approx(1.96 * np.std(found) / 15**0.5, abs=1e-12)
             assert row.n_test == 90

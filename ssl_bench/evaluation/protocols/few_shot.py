@@ -106,7 +106,7 @@ class FewShot(Protocol):
         self.episodes = episodes
 
     def run(self, context: EvaluationContext) -> list[MetricRow]:
-        """Rows `prototype_<W>way_<K>shot` and `logistic_<W>way_<K>shot`."""
+        """Rows `accuracy_prototype_<W>way_<K>shot` and `accuracy_logistic_<W>way_<K>shot`."""
         test = labelled(context, "test")
         most = max(self.shots)
         counts = torch.bincount(test.labels)
@@ -142,7 +142,7 @@ class FewShot(Protocol):
                 found = {} if values is None else {"ci95": half_width(values)}
                 rows.append(
                     self.row(
-                        f"{name}_{self.ways}way_{shots}shot",
+                        f"accuracy_{name}_{self.ways}way_{shots}shot",
                         None if values is None else float(values.mean()),
                         n_test=int(counts[classes].sum()),
                         note="; ".join(filter(None, (test.note, few))),
