@@ -100,6 +100,7 @@ class RMQM(Protocol):
             note=note,
             details={
                 "layer": "embedding",
+                "view": "eval, altered",
                 "normalized": "L2",
                 "centered": False,
                 "precision": "float64",

@@ -63,7 +63,7 @@ class ViewGeometry(Protocol):
             "precision": "float64",
             "embed_dim": views.shape[2],
         }
-        details = {**common, "normalized": "L2", "alpha": 2.0, "num_pairs": len(pairs) * len(index)}
+        details = {**common, "normalized": "L2", "centered": False, "alpha": 2.0, "num_pairs": len(pairs) * len(index)}
         return [
             self.row("alignment", aligned, n_test=len(index), split="train", higher_is_better=False, details=details),
             self.row(

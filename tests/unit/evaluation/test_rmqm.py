@@ -95,6 +95,7 @@ def test_rows_state_their_settings_and_read_test_alone(tmp_path):
     rows = run(tmp_path, dataset=data, num_images=7, attack_levels=4)
     assert set(data.asked) == {"test"}
     assert set(rows) == {"rmqm_noise", "rmqm_attack"}
+    assert all({"layer", "view", "centered", "embed_dim"} <= set(row.details) for row in rows.values())
     assert all(row.n_test == 7 and row.split == "test" and row.selected_on == "none" for row in rows.values())
     assert all(row.higher_is_better and not row.note for row in rows.values())
     assert rows["rmqm_noise"].details["levels"] == 20

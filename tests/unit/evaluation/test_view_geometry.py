@@ -61,6 +61,7 @@ def test_rows_state_their_settings_and_read_train_alone(tmp_path):
     rows = run(tmp_path, dataset=data, num_images=11)
     assert set(data.asked) == {"train"}
     assert set(rows) == {"alignment", "lidar"}
+    assert all({"layer", "views", "centered", "embed_dim"} <= set(row.details) for row in rows.values())
     assert all(row.n_test == 11 and row.split == "train" and row.selected_on == "none" for row in rows.values())
     assert not rows["alignment"].higher_is_better
     assert rows["lidar"].details["num_views"] == 10
