@@ -146,6 +146,9 @@ def test_first_centroids_are_drawn_by_squared_distance():
     assert float(spread_centroids(x, torch.tensor([0.1], dtype=torch.float64))) == 0.0
     assert (second(0.0), second(0.99 / 21), second(1.01 / 21)) == (1.0, 1.0, 2.0)
     assert (second(4.99 / 21), second(5.01 / 21), second(1 - 1e-16)) == (2.0, 4.0, 4.0)
+    # after 0 and 4 the nearest of them counts: 1 and 2 lie at squared distances 1 and 4
+    for draw, third in ((0.99 / 5, 1.0), (1.01 / 5, 2.0), (1 - 1e-16, 2.0)):
+        assert float(spread_centroids(x, torch.tensor([0.1, 0.99, draw], dtype=torch.float64))[2]) == third
 
 
 def test_separated_groups_are_found_for_every_seed_and_runs_repeat():

@@ -134,6 +134,17 @@ def test_rows_state_their_settings(tmp_path):
     assert rows["recall_k10"].details["k"] == 10
 
 
+def test_rows_are_means_over_the_queries_whatever_the_seed(tmp_path):
+    sets = splits(spread=2.0)
+    gallery, labels = (torch.cat([sets["train"][i], sets["validation"][i]]) for i in (0, 1))
+    expected = retrieval_figures(gallery, labels, *sets["test"], ks=(1, 5, 10)).mean(dim=0).tolist()
+    for seed in (0, 1):  # without ties the order of the gallery has no effect
+        rows = {row.metric: row.value for row in Retrieval().run(StubContext(tmp_path, 3, **sets, seed=seed))}
+        names = ("map", "hit_k1", "recall_k1", "hit_k5", "recall_k5", "hit_k10", "recall_k10")
+        assert [rows[name] for name in names] == pytest.approx(expected, abs=1e-13)
+    assert rows["map"] > 0.5
+
+
 def test_map_per_class_weighs_classes_alike(tmp_path):
     sets = splits(spread=2.0)
     x, y = sets["test"]
