@@ -47,7 +47,8 @@ def lowest(spectrum: Tensor, octaves: int) -> Tensor:
 def subsampled(spectrum: Tensor, octaves: int) -> Tensor:
     """Spectrum of every 2^octaves-th pixel: the mean of the spectrum's aliases."""
     step, size = 1 << octaves, spectrum.shape[-1] >> octaves
-    return spectrum.unflatten(-1, (step, size)).unflatten(-3, (step, size)).mean((-4, -2))
+    result: Tensor = spectrum.unflatten(-1, (step, size)).unflatten(-3, (step, size)).mean((-4, -2))
+    return result
 
 
 class Scattering2d(nn.Module):
